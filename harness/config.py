@@ -1,0 +1,294 @@
+"""The settings of one experiment as frozen dataclasses: what ``experiments/*.yaml`` parses into.
+
+Only shapes and checks that need no machine live here. Values live in ``experiments/*.yaml``; a
+setting that decides a result has no default in code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from harness.errors import ConfigError
+
+
+class Strategy(StrEnum):
+    """How parameters and gradients are spread over the ranks."""
+
+    FSDP2 = "fsdp2"
+    DDP = "ddp"
+
+
+class Precision(StrEnum):
+    """Arithmetic of forward and backward; master weights and reductions are fp32 in both."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+class Device(StrEnum):
+    """Where a rank computes."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Backend(StrEnum):
+    """The collective library of the process group."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+class Order(StrEnum):
+    """The order of trials: whole blocks of every arm, shuffled inside, or arm after arm."""
+
+    INTERLEAVED = "interleaved"
+    SEQUENTIAL = "sequential"
+
+
+class Dealing(StrEnum):
+    """How blocks reach the ranks; ``global`` packs once and deals blocks round robin."""
+
+    GLOBAL = "global"
+
+
+class PowerSource(StrEnum):
+    """Where watts come from; ``auto`` is nvml where a driver answers, otherwise none."""
+
+    AUTO = "auto"
+    NVML = "nvml"
+    REPLAY = "replay"
+    NONE = "none"
+
+
+class LauncherKind(StrEnum):
+    """How the node process is started."""
+
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesignConfig:
+    """Repeats per arm, the order of trials and the seed of that order."""
+
+    repeats: int
+    order: Order
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentConfig:
+    """A small scientific design: a question, its factors and the response that answers it.
+
+    ``factors`` maps a dotted setting to the levels it takes (``gpus`` is the world size); a factor
+    without levels takes the points that the command line or the defaults give. ``sizes`` maps a
+    size to a list of overrides, which anything said on the command line beats.
+    """
+
+    name: str
+    question: str
+    response: str
+    factors: Mapping[str, tuple[Any, ...]]
+    design: DesignConfig
+    sizes: Mapping[str, tuple[str, ...]]
+    expected_tokens_per_second_per_gpu: float | None
+    expected_startup_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnConfig:
+    """The kind of machine: device, collective backend, and the size that suits it."""
+
+    name: str
+    device: Device
+    backend: Backend
+    default_size: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Architecture of a Qwen3 dense model, and where its weights come from.
+
+    ``weights`` is null for random weights or the path of a local Hugging Face folder.
+    """
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    initializer_range: float
+    weights: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusConfig:
+    """A folder of text and the tokenizer that reads it.
+
+    ``path`` null is the documentation and source of the running Python's standard library;
+    ``tokenizer`` null is a byte-level BPE of ``bpe_vocab_size`` entries trained once on the corpus.
+    ``max_bytes`` stops reading after that many bytes of text; null reads all.
+    ``expected_tokens`` is what a plan says before the corpus is there.
+    """
+
+    name: str
+    path: str | None
+    suffixes: tuple[str, ...]
+    text_field: str
+    tokenizer: str | None
+    bpe_vocab_size: int
+    max_bytes: int | None
+    expected_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """How packed blocks reach the ranks; ``eval_num_blocks`` are held out from training."""
+
+    dealing: Dealing
+    mask_documents: bool
+    shuffle_seed: int
+    eval_num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The FSDP training kernel.
+
+    ``num_steps`` null trains one epoch. ``learning_rate`` rises over ``warmup_steps`` and falls
+    along a cosine to ``min_learning_rate_ratio`` of itself at the last step. ``resume_from`` is a
+    checkpoint folder or null. ``checkpoint_dir`` null puts saves under the cache folder.
+    """
+
+    strategy: Strategy
+    precision: Precision
+    sequence_length: int
+    global_batch_size: int
+    micro_batch_size: int
+    num_steps: int | None
+    learning_rate: float
+    min_learning_rate_ratio: float
+    warmup_steps: int
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    max_grad_norm: float
+    activation_checkpointing: bool
+    compile: bool
+    deterministic: bool
+    seed: int
+    eval_every_steps: int | None
+    save_every_steps: int | None
+    save_at_end: bool
+    checkpoint_dir: str | None
+    resume_from: str | None
+    cpu_threads_per_rank: int
+    collective_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerConfig:
+    """The telemetry sampler: its source, its period, and the recording that a replay reads."""
+
+    source: PowerSource
+    interval_s: float
+    replay_path: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherConfig:
+    """How node processes start, and how many ranks one node holds at the most."""
+
+    kind: LauncherKind
+    gpus_per_node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything one command line declares.
+
+    ``gpus`` is the largest world size (CPU ranks with ``on=laptop``), ``points`` the world sizes
+    asked for instead of the defaults. ``cache_dir`` holds tokenizers, block stores and checkpoints.
+    """
+
+    experiment: ExperimentConfig
+    on: OnConfig
+    model: ModelConfig
+    corpus: CorpusConfig
+    data: DataConfig
+    train: TrainConfig
+    power: PowerConfig
+    launcher: LauncherConfig
+    size: str
+    gpus: int
+    points: tuple[int, ...] | None
+    results_dir: str
+    cache_dir: str | None
+    plan: bool
+    fresh: bool
+    accept_drift: bool
+    retry_failed: bool
+    trial_timeout_s: float
+
+
+def check(config: RunConfig) -> None:
+    """Refuse settings that are well typed and still make no sense.
+
+    Raises:
+        ConfigError: naming the dotted key, the value found and what would be accepted.
+    """
+    train, model, on = config.train, config.model, config.on
+    positive = {
+        "gpus": config.gpus,
+        "trial_timeout_s": config.trial_timeout_s,
+        "experiment.design.repeats": config.experiment.design.repeats,
+        "train.sequence_length": train.sequence_length,
+        "train.global_batch_size": train.global_batch_size,
+        "train.micro_batch_size": train.micro_batch_size,
+        "train.num_steps": train.num_steps,
+        "train.learning_rate": train.learning_rate,
+        "train.max_grad_norm": train.max_grad_norm,
+        "train.eval_every_steps": train.eval_every_steps,
+        "train.save_every_steps": train.save_every_steps,
+        "train.cpu_threads_per_rank": train.cpu_threads_per_rank,
+        "train.collective_timeout_s": train.collective_timeout_s,
+        "corpus.bpe_vocab_size": config.corpus.bpe_vocab_size,
+        "corpus.max_bytes": config.corpus.max_bytes,
+        "power.interval_s": config.power.interval_s,
+        "launcher.gpus_per_node": config.launcher.gpus_per_node,
+    }
+    for key, value in positive.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{key}={value}: expected a number above 0")
+    if config.data.eval_num_blocks < 0:
+        raise ConfigError(f"data.eval_num_blocks={config.data.eval_num_blocks}: expected 0 or more")
+    if train.sequence_length > model.max_position_embeddings:
+        raise ConfigError(
+            f"train.sequence_length={train.sequence_length}: {model.name} takes at most"
+            f" {model.max_position_embeddings} (model.max_position_embeddings)"
+        )
+    if on.device is Device.CPU and on.backend is Backend.NCCL:
+        raise ConfigError("on.backend=nccl: NCCL needs on.device=cuda; use gloo on CPU")
+    if train.eval_every_steps is not None and config.data.eval_num_blocks == 0:
+        raise ConfigError(
+            f"train.eval_every_steps={train.eval_every_steps}: there is nothing to evaluate on;"
+            " set data.eval_num_blocks=16, say"
+        )
+    if config.power.source is PowerSource.REPLAY and config.power.replay_path is None:
+        raise ConfigError("power.source=replay: name the recording with power.replay_path=FILE")
+    if config.size not in config.experiment.sizes:
+        accepted = ", ".join(sorted(config.experiment.sizes))
+        raise ConfigError(
+            f"size={config.size}: experiment {config.experiment.name} has the sizes {accepted}"
+        )

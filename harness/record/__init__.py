@@ -1,0 +1,1 @@
+"""The contract between running and analysing: what a run leaves on disk, written and read."""

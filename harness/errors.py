@@ -27,6 +27,10 @@ class LaunchError(HarnessError):
     """A trial cannot be started on this machine."""
 
 
+class MetricError(HarnessError):
+    """A figure cannot be computed from these values, or comes out impossible."""
+
+
 class MissingExtraError(HarnessError):
     """An optional dependency is not installed; the message names the extra."""
 

@@ -1,0 +1,1 @@
+"""The declared experiments: the Hydra configuration root, as YAML."""

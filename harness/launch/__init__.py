@@ -1,0 +1,1 @@
+"""Starting the node processes of a trial: the same command everywhere, started differently."""

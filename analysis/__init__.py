@@ -1,0 +1,1 @@
+"""Records in, tables and figures out: reads what runs wrote, never runs anything."""

@@ -93,6 +93,7 @@ def sampler_command(node: Node) -> list[str]:
     command = [sys.executable, "-m", "harness.power", "--run-dir", str(node.run_dir.root)]
     command += ["--node", str(node.node_rank), "--source", str(power["source"])]
     command += ["--interval", str(power["interval_s"])]
+    command += ["--parent-pid", str(os.getpid())]
     if power["replay_path"] is not None:
         command += ["--replay", str(power["replay_path"])]
     return command

@@ -46,7 +46,7 @@ _PACKAGES = (
 )
 _ENVIRONMENT = re.compile(
     r"(NCCL|TORCH|TORCHELASTIC|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NVTE|OMP|MKL|KMP|GLOO|UCX|FI|TP"
-    r"|HF|TRANSFORMERS|TOKENIZERS|ACCELERATE|MASTER|SLURM_JOB)(_|$).*"
+    r"|HF|TRANSFORMERS|TOKENIZERS|ACCELERATE|MASTER)(_|$).*"
     r"|SLURM_JOB.*|TORCH.*|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|LD_PRELOAD"
 )
 _SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
@@ -148,7 +148,7 @@ def source_hash(root: Path) -> str:
     files = [*(root / "harness").rglob("*.py"), *(root / "experiments").rglob("*.yaml")]
     digest = hashlib.sha256()
     for path in sorted(files, key=lambda p: p.relative_to(root).as_posix()):
-        _update(digest, path.relative_to(root).as_posix(), path)
+        digest.update(_entry(path.relative_to(root).as_posix(), path))
     return digest.hexdigest()
 
 
@@ -256,13 +256,12 @@ def _uncommitted(root: Path, git: RunGit) -> tuple[bool, str]:
     digest = hashlib.sha256(diff)
     for raw in untracked:
         name = os.fsdecode(raw)
-        _update(digest, name, root / name)
+        digest.update(_entry(name, root / name))
     return bool(diff or untracked), digest.hexdigest()
 
 
-def _update(digest: hashlib._Hash, name: str, path: Path) -> None:
-    content = _file_hash(path) or "unreadable"
-    digest.update(f"\0{name}\0{content}".encode(errors="surrogateescape"))
+def _entry(name: str, path: Path) -> bytes:
+    return os.fsencode(f"\0{name}\0{_file_hash(path) or 'unreadable'}")
 
 
 def _file_hash(path: Path) -> str | None:

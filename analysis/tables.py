@@ -1,0 +1,114 @@
+"""The command that rebuilds every table and figure from records: ``python -m analysis.tables``.
+
+Writes NAME.csv and NAME.md per table and figures/NAME.svg and .png, and prints the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from analysis import console
+from analysis.audit import audit_rows
+from analysis.derive import Measures, measure
+from analysis.groups import Group, group_runs
+from analysis.load import Results, load_results
+from analysis.markdown import to_markdown
+from analysis.reported import Reported, load_reported
+from analysis.run_rows import audit_table, statistics_table
+from analysis.scaling import FACTOR, scaling_table
+from analysis.table import Table, to_csv, to_text
+from harness.record.run_dir import write_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Everything derived from one results folder and the reference."""
+
+    results: Results
+    measures: tuple[Measures, ...]
+    scaling_groups: tuple[Group, ...]
+    reported: Reported
+    tables: tuple[Table, ...]
+
+    def table(self, name: str) -> Table:
+        """The table of that name."""
+        return next(t for t in self.tables if t.name == name)
+
+
+def analyse(results_root: Path) -> Analysis:
+    """Read a results folder and make every table of it.
+
+    Raises:
+        RecordError: the folder is a file, or the reference is not installed.
+    """
+    results = load_results(results_root)
+    measures = tuple(measure(run) for run in results.runs)
+    groups = group_runs([m for m in measures if FACTOR in m.run.factors], (FACTOR,))
+    reported = load_reported()
+    return Analysis(
+        results=results,
+        measures=measures,
+        scaling_groups=groups,
+        reported=reported,
+        tables=(
+            scaling_table(results, groups, reported),
+            statistics_table(results, measures),
+            audit_table(audit_rows()),
+        ),
+    )
+
+
+def write_tables(tables: Sequence[Table], out: Path) -> None:
+    """Write NAME.csv and NAME.md of every table below ``out``.
+
+    Raises:
+        RecordError: the folder cannot be written.
+    """
+    for table in tables:
+        write_text(out / f"{table.name}.csv", to_csv(table))
+        write_text(out / f"{table.name}.md", to_markdown(table))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; see ``--help``."""
+    parser = argparse.ArgumentParser(prog="python -m analysis.tables", description=__doc__)
+    add_folders(parser)
+    parser.add_argument("--no-figures", action="store_true", help="tables only")
+    args = parser.parse_args(argv)
+    return console.guarded(lambda: _run(args.results, args.out, draw=not args.no_figures))
+
+
+def add_folders(parser: argparse.ArgumentParser) -> None:
+    """Add ``--results`` and ``--out`` to a command."""
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="folder of the records (default: results)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder to write to (default: <results>/tables)"
+    )
+
+
+def _run(results: Path | None, out: Path | None, *, draw: bool) -> int:
+    root = console.results_folder(results)
+    out = out or root / "tables"
+    analysis = analyse(root)
+    write_tables(analysis.tables, out)
+    console.show("\n\n".join(to_text(table) for table in analysis.tables))
+    console.warn(analysis.results.warnings)
+    if analysis.results.num_skipped:
+        console.warn([f"skipped, named above: {analysis.results.num_skipped} records"])
+    console.show(f"written: {out}/{{{','.join(t.name for t in analysis.tables)}}}.{{csv,md}}")
+    if draw:
+        from analysis.figures import draw_scaling  # matplotlib is slow to load and optional
+
+        paths = draw_scaling(analysis.scaling_groups, analysis.reported, out / "figures")
+        console.show("drawn: " + ", ".join(str(p) for p in paths))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,6 +21,7 @@ from analysis.reported import Reported, load_reported
 from analysis.run_rows import audit_table, statistics_table
 from analysis.scaling import FACTOR, scaling_table
 from analysis.table import Table, to_csv, to_text
+from harness.errors import RecordError
 from harness.record.run_dir import write_text
 
 
@@ -78,8 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.tables", description=__doc__)
     add_folders(parser)
     parser.add_argument("--no-figures", action="store_true", help="tables only")
+    parser.add_argument("--only", metavar="NAME", help="print this table alone; all are written")
     args = parser.parse_args(argv)
-    return console.guarded(lambda: _run(args.results, args.out, draw=not args.no_figures))
+    return console.guarded(
+        lambda: _run(args.results, args.out, draw=not args.no_figures, only=args.only)
+    )
 
 
 def add_folders(parser: argparse.ArgumentParser) -> None:
@@ -92,12 +96,16 @@ def add_folders(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(results: Path | None, out: Path | None, *, draw: bool) -> int:
+def _run(results: Path | None, out: Path | None, *, draw: bool, only: str | None) -> int:
     root = console.results_folder(results)
     out = out or root / "tables"
     analysis = analyse(root)
+    names = [table.name for table in analysis.tables]
+    if only is not None and only not in names:
+        raise RecordError(f"--only {only}: there is {', '.join(names)}")
     write_tables(analysis.tables, out)
-    console.show("\n\n".join(to_text(table) for table in analysis.tables))
+    printed = [table for table in analysis.tables if only in {None, table.name}]
+    console.show("\n\n".join(to_text(table) for table in printed))
     console.warn(analysis.results.warnings)
     if analysis.results.num_skipped:
         console.warn([f"skipped, named above: {analysis.results.num_skipped} records"])

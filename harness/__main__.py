@@ -8,6 +8,7 @@ mistake is one line on standard error and exit code 2.
 from __future__ import annotations
 
 import difflib
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -74,10 +75,9 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         _check_key(root, base, key, word)
     first = _hydra(root, overrides)
     on = cast("Mapping[str, Any]", first["on"])
-    size = cast("str", first["size"] or on["default_size"])
-    sizes = cast("Mapping[str, Sequence[str]]", first["experiment"]["sizes"])
+    size = first["size"] or on["default_size"]
     said = set(keys)
-    preset = [word for word in sizes.get(size, ()) if _key(word) not in said]
+    preset = [w for w in _preset(first["experiment"]["sizes"], size) if _key(w) not in said]
     final = _hydra(root, [*preset, *overrides])
     final["size"] = size
     return final
@@ -107,7 +107,16 @@ def _run(argv: Sequence[str]) -> int:
     from harness.execute import run_campaign
     from harness.progress import View
 
-    return run_campaign(config, plan, argv, View(console, len(plan.trials)))
+    code = run_campaign(config, plan, argv, View(console, len(plan.trials)))
+    _show_table(config.results_dir)
+    return code
+
+
+def _show_table(results_dir: str) -> None:
+    """Print the table of what was just measured; analysis is a command, never an import here."""
+    command = [sys.executable, "-m", "analysis.tables", "--results", results_dir]
+    sys.stdout.flush()
+    subprocess.run([*command, "--no-figures", "--only", "scaling"], check=False)
 
 
 def _hydra(root: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -124,6 +133,12 @@ def _hydra(root: Path, overrides: Sequence[str]) -> dict[str, Any]:
     except (HydraException, OmegaConfBaseException) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{' '.join(overrides)}: {reason[:300]}") from error
+
+
+def _preset(sizes: Mapping[str, Any], size: object) -> list[str]:
+    """The overrides of ``size``; what is not well formed is left to the strict parse to name."""
+    words = sizes.get(size) if isinstance(size, str) else None
+    return [str(word) for word in cast("list[Any]", words)] if isinstance(words, list) else []
 
 
 def _group_choices(root: Path, overrides: Sequence[str]) -> list[str]:

@@ -168,6 +168,8 @@ class TrainConfig:
     ``num_steps`` null trains one epoch. ``learning_rate`` rises over ``warmup_steps`` and falls
     along a cosine to ``min_learning_rate_ratio`` of itself at the last step. ``resume_from`` is a
     checkpoint folder or null. ``checkpoint_dir`` null puts saves under the cache folder.
+    ``reduce_every_micro_batch`` false reduces gradients once a step, which under fsdp2 holds full
+    fp32 gradients on every rank meanwhile (4 bytes a parameter); true reduces them each time.
     """
 
     strategy: Strategy
@@ -184,6 +186,7 @@ class TrainConfig:
     adam_beta2: float
     adam_eps: float
     max_grad_norm: float
+    reduce_every_micro_batch: bool
     activation_checkpointing: bool
     compile: bool
     deterministic: bool
@@ -253,6 +256,9 @@ def check(config: RunConfig) -> None:
         "gpus": config.gpus,
         "trial_timeout_s": config.trial_timeout_s,
         "experiment.design.repeats": config.experiment.design.repeats,
+        "experiment.expected_tokens_per_second_per_gpu": (
+            config.experiment.expected_tokens_per_second_per_gpu
+        ),
         "train.sequence_length": train.sequence_length,
         "train.global_batch_size": train.global_batch_size,
         "train.micro_batch_size": train.micro_batch_size,

@@ -159,8 +159,8 @@ def run_step(job: Job, step: int, clock: Clock) -> StepResult:
     targets_known = dist.all_reduce(targets, async_op=True)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     for index, batch in enumerate(batches):
-        is_last = index == len(batches) - 1
-        set_gradient_sync(job.module, job.train.strategy, is_last)
+        is_reduced = job.train.reduce_every_micro_batch or index == len(batches) - 1
+        set_gradient_sync(job.module, job.train.strategy, is_reduced)
         micro_loss_sum = _loss_sum(job, batch)
         if index == 0 and targets_known is not None:
             targets_known.wait()

@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis.energy import Energy, window_energy
 from analysis.load import Run
+from analysis.power_trace import PowerTrace
 from analysis.steps import StepRow, step_rows
 from harness.config import ModelConfig
 from harness.errors import ConfigError, MetricError
@@ -216,7 +217,17 @@ def _energy(run: Run, rows: Sequence[StepRow]) -> Energy:
     if not steady:
         return Energy(joules=None, method="", reason="no steady steps")
     start_s = warmup[-1].t_end_unix_s if warmup else rows[0].t_end_unix_s - rows[0].duration_s
-    return window_energy(run.power, start_s, steady[-1].t_end_unix_s, run.manifest.trial.world_size)
+    traces = _own_traces(run)
+    return window_energy(traces, start_s, steady[-1].t_end_unix_s, run.manifest.trial.world_size)
+
+
+def _own_traces(run: Run) -> tuple[PowerTrace, ...]:
+    """The traces of the GPUs that the ranks ran on; the sampler records every GPU of a node."""
+    ready = [e for e in run.events if e.kind is EventKind.RANK_READY]
+    own = {e.detail.get("gpu_uuid") for e in ready} - {None}
+    if len(own) != run.manifest.trial.world_size:
+        return run.power
+    return tuple(trace for trace in run.power if trace.gpu in own)
 
 
 def _joules_per_token(energy: Energy, tokens: int) -> float | None:

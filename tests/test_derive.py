@@ -222,6 +222,19 @@ def test_energy_per_token_sums_over_gpus(gpu_run: Run) -> None:
     assert result.joules_per_token == pytest.approx(2 * 645.0 / result.tokens_per_second, rel=0.01)
 
 
+def test_the_energy_of_other_jobs_gpus_on_the_node_is_not_counted(gpu_run: Run) -> None:
+    """The sampler records every GPU of a node, a job on half of them would get no energy at all."""
+    ready = tuple(
+        Event(t_unix_s=0.0, kind=EventKind.RANK_READY, rank=rank, detail={"gpu_uuid": trace.gpu})
+        for rank, trace in enumerate(gpu_run.power)
+    )
+    neighbour = replace(gpu_run.power[0], gpu="GPU-of-somebody-else")
+    shared = replace(gpu_run, power=(*gpu_run.power, neighbour))
+    assert measure(shared).joules_per_token is None
+    own = replace(shared, events=(*gpu_run.events, *ready))
+    assert measure(own).joules_per_token == measure(gpu_run).joules_per_token
+
+
 def test_a_replayed_recording_is_not_the_energy_of_a_real_run(gpu_run: Run) -> None:
     replayed = with_config(gpu_run, "power", source="replay")
     assert measure(replayed).joules_per_token is None

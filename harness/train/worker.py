@@ -64,6 +64,7 @@ def main(run_dir: RunDir, records: RankRecords) -> int:
         num_steps=job.num_steps,
         steps_per_epoch=job.loader.steps_per_epoch,
         num_parameters=sum(p.numel() for p in job.module.parameters()),
+        gpu_uuid=gpu_uuid(topology.device),
     )
     with JsonlWriter(run_dir.steps(topology.rank)) as steps:
         hooks = Hooks(on_step=steps.append, on_phase=records.phase, on_event=records.event)
@@ -108,7 +109,6 @@ def _build_job(config: RunConfig, manifest: Manifest, topology: Topology, store:
         num_steps=config.train.num_steps or loader.steps_per_epoch,
         checkpoint_extra={
             "store_hash": manifest.data.store_hash,
-            "world_size": topology.world_size,
             "train.global_batch_size": config.train.global_batch_size,
             "data.shuffle_seed": config.data.shuffle_seed,
             "data.eval_num_blocks": config.data.eval_num_blocks,
@@ -171,6 +171,13 @@ def _finish(job: Job, outcome: Outcome, records: RankRecords) -> int:
     dist.barrier()
     dist.destroy_process_group()
     return EXIT_FINISHED if outcome.is_valid else EXIT_INVALID
+
+
+def gpu_uuid(device: torch.device) -> str | None:
+    """The uuid of this rank's GPU as NVML and the telemetry write it; null on CPU."""
+    if device.type != "cuda":
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def record_compile(durations_s: Sequence[float], records: RankRecords) -> float | None:

@@ -238,3 +238,42 @@ def test_a_full_results_disk_is_one_line_and_leaves_no_half_written_file(tmp_pat
         assert not list(disk.glob("results/**/manifest.json"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "no such"),
+        ({}, "is empty"),
+        ({"a.txt": b"\xff\xfe\xfa"}, "UTF-8"),
+        ({"a.jsonl": b'{"body": "x"}\n'}, "a.jsonl:1"),
+    ],
+    ids=["missing", "empty", "not UTF-8", "no text field"],
+)
+def test_a_bad_corpus_is_one_line_and_the_campaign_has_not_begun(
+    results, cache_dir, tmp_path, files, message
+):
+    """campaign.json was written first, so that the mended command was refused as another plan."""
+    folder = tmp_path / "corpus"
+    if files is not None:
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    done = run(results, cache_dir, "corpus=folder", f"corpus.path={folder}")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (results / "smoke").exists()
+
+
+def test_a_damaged_store_is_refused_with_the_shard_named(results, tmp_path):
+    cache_dir = tmp_path / "cache"
+    assert run(results, cache_dir, "points=[1]", "train.num_steps=1").returncode == 0
+    (blocks,) = cache_dir.glob("stores/*/blocks.i32")
+    with blocks.open("r+b") as file:
+        file.write(b"\x01\x02")
+    done = run(results, cache_dir, "points=[1]", "train.num_steps=1", "fresh=true")
+    assert done.returncode == 2
+    assert "checksum" in done.stderr
+    assert "blocks.i32" in done.stderr
+    assert not list(results.glob("smoke.old*"))

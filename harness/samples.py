@@ -1,12 +1,19 @@
-"""One telemetry sample: what power backends and file readers produce and what triage reads.
+"""Telemetry samples and their account: what power and formats produce, and what triage reads.
 
-Unknown is null with a reason, never 0. Units are SI base units and stand in the field names.
+One sample is a dataclass where it is recorded; a stream of them is batches of numpy columns, since a
+day of sixteen GPUs at 10 Hz is 13.8 million. Unknown is null (NaN in a column) with a reason, never
+0. Units are SI base units and stand in the field names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class PowerKind(StrEnum):
@@ -69,3 +76,114 @@ class HostSample:
     disk_read_bytes: int | None
     net_rx_bytes: int | None
     reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuId:
+    """One GPU of a stream; an index repeats across hosts, so the host belongs to the identity.
+
+    ``host`` is empty where a file names none; ``name`` is the device name, where it is known.
+    """
+
+    host: str
+    index: int | None
+    uuid: str | None
+    name: str | None
+
+    @property
+    def label(self) -> str:
+        """``host:index``, or ``host:uuid`` where there is no index."""
+        own = str(self.index) if self.index is not None else (self.uuid or "?")
+        return f"{self.host}:{own}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleBatch:
+    """Samples as columns of one length n, in order of time per GPU; NaN is unknown.
+
+    Attributes:
+        t_s: float64, unix seconds, or seconds from the first tick where ``Account.is_relative``.
+        gpu: int32, position in ``SampleStream.gpus``.
+        power_w: float64, board power.
+        limit_w: float64, enforced limit of the same scope.
+        utilization_pct: float64, share of the period with a kernel running.
+        memory_used_bytes: float64.
+        sm_clock_mhz: float64.
+        temperature_c: float64.
+        throttled: int8; 1 hardware slowdown, thermal or power brake; 0 none of them; -1 unknown.
+        label: object (str or None), a phase label of the file's; scored against, never an input.
+    """
+
+    t_s: NDArray[np.float64]
+    gpu: NDArray[np.int32]
+    power_w: NDArray[np.float64]
+    limit_w: NDArray[np.float64]
+    utilization_pct: NDArray[np.float64]
+    memory_used_bytes: NDArray[np.float64]
+    sm_clock_mhz: NDArray[np.float64]
+    temperature_c: NDArray[np.float64]
+    throttled: NDArray[np.int8]
+    label: NDArray[Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A pause of the sampler, reported and never bridged; times as in ``SampleBatch.t_s``."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What a reader did with a file: nothing is lost without a line here.
+
+    Attributes:
+        path: The file.
+        format: Name of the format, and ``why`` it was taken for that.
+        columns: Our column -> the file's name or position for it.
+        rows_read: Samples delivered (one GPU at one time each).
+        rows_dropped: Reason -> count.
+        gaps: Pauses of more than three periods, in order.
+        period_s: Median period of one GPU; null for a single tick.
+        num_ticks: Different sample times of the GPU that has most.
+        is_relative: Times count from the first tick, because the file has none of its own.
+        is_aggregated: Rows are averages over a trainer's step or a long period, not readings.
+        power_kind: Which reading a row holds.
+        power_scope: What the watts belong to.
+        absent: GPU label -> why it has no power of its own (``shared``, say).
+        notes: What else a reader should know, one sentence each.
+    """
+
+    path: str
+    format: str
+    why: str
+    columns: Mapping[str, str]
+    rows_read: int
+    rows_dropped: Mapping[str, int]
+    gaps: tuple[Gap, ...]
+    period_s: float | None
+    num_ticks: int
+    is_relative: bool
+    is_aggregated: bool
+    power_kind: PowerKind
+    power_scope: PowerScope
+    absent: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+class SampleStream(Protocol):
+    """One file, or one live source, as batches; read once, in constant memory."""
+
+    @property
+    def gpus(self) -> Sequence[GpuId]:
+        """The GPUs seen so far; grows while batches are read, positions never change."""
+        ...
+
+    def batches(self) -> Iterator[SampleBatch]:
+        """The samples in order."""
+        ...
+
+    def account(self) -> Account:
+        """What was read and what was not; complete once ``batches`` is exhausted."""
+        ...

@@ -1,7 +1,7 @@
 """Telemetry samples and their account: what power and formats produce, and what triage reads.
 
-One sample is a dataclass where it is recorded; a stream of them is batches of numpy columns, since a
-day of sixteen GPUs at 10 Hz is 13.8 million. Unknown is null (NaN in a column) with a reason, never
+One sample is a dataclass where it is recorded; a stream is batches of numpy columns, since a
+day of sixteen GPUs at 10 Hz is 13.8 million. Unknown is null (NaN in a column) with a reason, not
 0. Units are SI base units and stand in the field names.
 """
 

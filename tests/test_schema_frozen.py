@@ -20,11 +20,15 @@ FROZEN = Path(__file__).parent / "data" / f"schema_v{schema.SCHEMA_VERSION}.json
 
 def record_fields():
     """The fields of every record class with their types as written."""
+    recorded = [samples.Gpm, samples.GpuSample, samples.HostSample]
+    recorded += [
+        cls
+        for cls in vars(schema).values()
+        if dataclasses.is_dataclass(cls) and cls.__module__ == schema.__name__
+    ]
     return {
         cls.__name__: {field.name: str(field.type) for field in dataclasses.fields(cls)}
-        for module in (samples, schema)
-        for cls in vars(module).values()
-        if dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
+        for cls in recorded
     }
 
 

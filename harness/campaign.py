@@ -62,7 +62,18 @@ def set_aside(folder: Path, suffix: str) -> Path | None:
 def open_campaign(
     experiment_dir: Path, campaign: Campaign, *, accept_drift: bool
 ) -> tuple[str, ...]:
-    """Start ``campaign``, or check that it goes on with the one in ``experiment_dir``.
+    """Start ``campaign``, or go on with the one that is there; see :func:`check_campaign`."""
+    path = experiment_dir / "campaign.json"
+    if path.exists():
+        return check_campaign(experiment_dir, campaign, accept_drift=accept_drift)
+    write_json(path, campaign)
+    return ()
+
+
+def check_campaign(
+    experiment_dir: Path, campaign: Campaign, *, accept_drift: bool
+) -> tuple[str, ...]:
+    """Check that ``campaign`` goes on with the one in ``experiment_dir``, if there is one.
 
     Returns:
         What differs from the stored campaign, by name; empty unless ``accept_drift``.
@@ -73,7 +84,6 @@ def open_campaign(
     """
     path = experiment_dir / "campaign.json"
     if not path.exists():
-        write_json(path, campaign)
         return ()
     stored = read_campaign(path)
     known = {trial.run_id for trial in stored.trials}

@@ -7,6 +7,7 @@ and sees to it that an interruption leaves a record and no process.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -19,10 +20,17 @@ from typing import Any, cast
 
 import harness
 from harness import plan as planning
-from harness.campaign import ended, num_tries, open_campaign, results_lock, set_aside
+from harness.campaign import (
+    check_campaign,
+    ended,
+    num_tries,
+    open_campaign,
+    results_lock,
+    set_aside,
+)
 from harness.config import Device, PowerSource, RunConfig
 from harness.data.build import StoreInfo, prepare_store
-from harness.errors import LaunchError
+from harness.errors import LaunchError, MissingExtraError
 from harness.launch.local import start_node
 from harness.node import STOP_GRACE_S
 from harness.parse import to_plain
@@ -63,7 +71,7 @@ class Site:
     cache_dir: Path
     host: HostInfo
     code: CodeState
-    store: StoreInfo | None
+    store: StoreInfo
     drift: tuple[str, ...]
 
 
@@ -79,14 +87,18 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
     results_dir = Path(config.results_dir).absolute()
     experiment_dir = results_dir / config.experiment.name
     cache_dir = planning.cache_folder(config, os.environ)
+    check_extras()
     host = collect_host((results_dir, cache_dir))
     check_devices(config, plan, host)
     with results_lock(results_dir), _terminate_as_interrupt():
         stop_marked(experiment_dir, grace_s=STOP_GRACE_S)
-        if config.fresh:
-            view.set_aside(set_aside(experiment_dir, "old"))
         code = collect_code_state(Path(harness.__file__).parents[1])
         campaign = _campaign(config, plan, host, code)
+        if not config.fresh:
+            check_campaign(experiment_dir, campaign, accept_drift=config.accept_drift)
+        store = _prepare_store(config, cache_dir, view)
+        if config.fresh:
+            view.set_aside(set_aside(experiment_dir, "old"))
         drift = open_campaign(experiment_dir, campaign, accept_drift=config.accept_drift)
         view.drift(drift)
         site = Site(
@@ -96,10 +108,21 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
             cache_dir=cache_dir,
             host=host,
             code=code,
-            store=None,
+            store=store,
             drift=drift,
         )
         return _run_trials(site, plan.trials, view)
+
+
+def check_extras() -> None:
+    """Refuse before anything starts when the ranks could not import what they need.
+
+    Raises:
+        MissingExtraError: names the package and the extra.
+    """
+    for package in ("torch", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "train")
 
 
 def check_devices(config: RunConfig, plan: planning.Plan, host: HostInfo) -> None:
@@ -130,8 +153,6 @@ def _run_trials(site: Site, trials: Sequence[Trial], view: View) -> int:
             run_root = site.experiment_dir / trial.run_id
             done = ended(run_root, retry_failed=site.config.retry_failed)
             if done is None:
-                if site.store is None:
-                    site = replace(site, store=_prepare_store(site, view))
                 done, interrupted = _run_trial(site, trial, view)
                 view.ended(trial, done)
             else:
@@ -148,14 +169,13 @@ def _run_trials(site: Site, trials: Sequence[Trial], view: View) -> int:
     return 0 if good else 1
 
 
-def _prepare_store(site: Site, view: View) -> StoreInfo:
-    config = site.config
+def _prepare_store(config: RunConfig, cache_dir: Path, view: View) -> StoreInfo:
     with view.working("reading the corpus and its block store"):
         store = prepare_store(
             config.corpus,
             sequence_length=config.train.sequence_length,
             vocab_size=config.model.vocab_size,
-            cache_dir=site.cache_dir,
+            cache_dir=cache_dir,
         )
     view.store(store.path, store.num_blocks, store.num_tokens, built=store.built)
     return store
@@ -174,13 +194,17 @@ def _run_trial(site: Site, trial: Trial, view: View) -> tuple[Summary, bool]:
     interrupted = False
     try:
         view.trial_starts(trial, manifest)
-        _wait(node, site.config.trial_timeout_s, run_dir, view)
+        if not _wait(node, site.config.trial_timeout_s, run_dir, view):
+            limit_s = site.config.trial_timeout_s
+            events.write(EventKind.TRIAL_TIMEOUT, trial_timeout_s=limit_s, node="did not end")
     except KeyboardInterrupt:
         interrupted = True
         _stop(node)
     finally:
         view.trial_over()
         _stop(node)
+        if node.stdin is not None:
+            node.stdin.close()
         stop_marked(run_root, grace_s=1.0)
         events.write(EventKind.CHILD_EXIT, child="node000", exitcode=node.returncode)
         events.close()
@@ -194,7 +218,8 @@ def _wait(
     limit_s: float,
     run_dir: RunDir,
     view: View,
-) -> None:
+) -> bool:
+    """Wait for the node process; false when its time and the margin are over."""
     deadline = time.monotonic() + limit_s + _LIMIT_MARGIN_S
     while time.monotonic() < deadline:
         try:
@@ -202,7 +227,8 @@ def _wait(
         except subprocess.TimeoutExpired:
             view.poll(run_dir)
         else:
-            return
+            return True
+    return False
 
 
 def _stop(node: subprocess.Popen[bytes]) -> None:
@@ -219,7 +245,7 @@ def _stop(node: subprocess.Popen[bytes]) -> None:
 
 def _manifest(site: Site, trial: Trial) -> Manifest:
     config = _resolve(site, trial)
-    store = cast("StoreInfo", site.store)
+    store = site.store
     data = DataState(
         store_path=str(store.path),
         store_hash=store.store_hash,
@@ -249,8 +275,7 @@ def _manifest(site: Site, trial: Trial) -> Manifest:
 def _resolve(site: Site, trial: Trial) -> RunConfig:
     """The settings of one trial with nothing left open: steps, folders."""
     config = planning.trial_config(site.config, trial.levels)
-    store = cast("StoreInfo", site.store)
-    num_steps = config.train.num_steps or planning.steps_per_epoch(config, store.num_blocks)
+    num_steps = config.train.num_steps or planning.steps_per_epoch(config, site.store.num_blocks)
     folder = config.train.checkpoint_dir or str(site.cache_dir / "checkpoints")
     tries = num_tries(site.experiment_dir / trial.run_id) + 1
     checkpoint_dir = str(Path(folder).absolute() / f"{trial.run_id}.try{tries}")

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import enum
 import functools
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 _NAMES: dict[Any, str] = {
     int: "a whole number",
-    float: "a number",
+    float: "a finite number",
     str: "text",
     bool: "true or false",
 }
@@ -45,7 +46,7 @@ def parse(cls: type[T], value: object, where: str = "") -> T:
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     for key in mapping:
         if key not in fields:
-            raise ConfigError(f"{_join(where, key)}: unknown key{_hint(key, list(fields))}")
+            raise ConfigError(f"{_join(where, key)}: unknown key{_hint(str(key), list(fields))}")
     kwargs: dict[str, Any] = {}
     for name, field in fields.items():
         if name in mapping:
@@ -103,6 +104,8 @@ def _scalar(hint: Any, value: object, where: str) -> Any:
     if hint is type(None) and value is None:
         return None
     if isinstance(value, bool) and hint is not bool:
+        raise _mismatch(hint, value, where)
+    if isinstance(value, float) and not math.isfinite(value):
         raise _mismatch(hint, value, where)
     if isinstance(hint, type) and isinstance(value, hint):
         return value

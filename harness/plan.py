@@ -203,7 +203,8 @@ def _arms(config: RunConfig) -> tuple[list[dict[str, Any]], dict[int, str]]:
         )
     for key, levels in factors.items():
         if not levels:
-            raise ConfigError(f"experiment.factors.{key}: no levels; give at least one")
+            why = "; ".join(skipped.values()) or "give at least one"
+            raise ConfigError(f"experiment.factors.{key}: no levels; {why}")
     names = list(factors)
     return [
         dict(zip(names, combination, strict=True))
@@ -213,16 +214,13 @@ def _arms(config: RunConfig) -> tuple[list[dict[str, Any]], dict[int, str]]:
 
 def _points(config: RunConfig, declared: tuple[Any, ...]) -> tuple[tuple[int, ...], dict[int, str]]:
     if config.points is not None:
-        bad = [p for p in config.points if p < 1]
-        if bad or not config.points or len(set(config.points)) != len(config.points):
-            raise ConfigError(
-                f"points={list(config.points)}: expected different whole numbers above 0,"
-                " for example points=[4,8,16]"
-            )
+        _check_points("points", config.points)
         for point in config.points:
             batch(config, point)
         return config.points, {}
     batch(config, config.gpus)
+    if declared:
+        _check_points(f"experiment.factors.{WORLD_SIZE_FACTOR}", declared)
     wanted = declared or tuple(config.gpus // part for part in (4, 2, 1) if config.gpus % part == 0)
     points: list[int] = []
     skipped: dict[int, str] = {}
@@ -234,6 +232,15 @@ def _points(config: RunConfig, declared: tuple[Any, ...]) -> tuple[tuple[int, ..
         else:
             points.append(point)
     return tuple(points), skipped
+
+
+def _check_points(key: str, points: tuple[Any, ...]) -> None:
+    whole = all(type(point) is int and point > 0 for point in points)
+    if not (points and whole and len(set(points)) == len(points)):
+        raise ConfigError(
+            f"{key}={list(points)}: expected different whole numbers above 0, for example"
+            f" {key}=[4,8,16]"
+        )
 
 
 def _ordered(

@@ -56,6 +56,9 @@ def marked(run_root: Path) -> list[psutil.Process]:
 def stop(processes: Sequence[psutil.Process], grace_s: float) -> list[int]:
     """End ``processes``: SIGTERM, ``grace_s`` to leave, then SIGKILL.
 
+    Children of this process are reaped, and a ``Popen`` of theirs would take their exit code for 0:
+    wait for it first where the code matters.
+
     Returns:
         The pids that had to be killed.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from harness.record.run_dir import RunDir, read_heartbeat
 from harness.record.schema import Manifest, Status, Summary, Trial
@@ -47,7 +48,7 @@ class View:
     def drift(self, drift: Sequence[str]) -> None:
         """Print what differs from when the campaign began."""
         for item in drift:
-            self._line(f"[yellow]drift accepted[/]: {item}")
+            self._line(("drift accepted", "yellow"), f": {item}")
 
     def store(self, path: Path, num_blocks: int, num_tokens: int, *, built: bool) -> None:
         """Say which block store the trials read."""
@@ -106,8 +107,9 @@ class View:
         why = "" if good else f": {summary.detail}"
         reached = f"step {summary.last_step or 0}/{summary.num_steps_planned}"
         self._line(
-            f"{self._where(trial)} {trial.run_id} [{colour}]{summary.status}[/]"
-            f" {reached} in {seconds:.1f} s{why}"
+            f"{self._where(trial)} {trial.run_id} ",
+            (summary.status.value, colour),
+            f" {reached} in {seconds:.1f} s{why}",
         )
 
     def skipped(self, trial: Trial, summary: Summary) -> None:
@@ -133,5 +135,6 @@ class View:
     def _where(self, trial: Trial) -> str:
         return f"{time.strftime('%H:%M:%S')} {trial.index + 1}/{self._num_trials}"
 
-    def _line(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+    def _line(self, *parts: str | tuple[str, str]) -> None:
+        # Assembled, never marked up: messages and paths may hold brackets.
+        self._console.print(Text.assemble(*parts), highlight=False, soft_wrap=True)

@@ -97,10 +97,24 @@ def judge(events: Sequence[Event], world_size: int) -> tuple[Status, str]:
     for kind, status in _FAILURES.items():
         named = [e for e in failures if e.kind is kind]
         if named:
-            return status, _describe(named[0])
+            told = [*_killed(failures), named[0]] if kind is EventKind.RANK_ERROR else named[:1]
+            return status, "; ".join(_describe(event) for event in told)
     if not any(e.kind is EventKind.NODE_FINISHED for e in events):
         return _node_vanished(events)
     return Status.CRASH, f"only {len(finished)} of {world_size} ranks finished"
+
+
+def _killed(failures: Sequence[Event]) -> list[Event]:
+    """The first rank that a signal ended before it could say a word; its peers' errors follow."""
+    spoke = {e.rank for e in failures if e.kind is not EventKind.RANK_EXIT}
+    killed = [
+        e
+        for e in failures
+        if e.kind is EventKind.RANK_EXIT
+        and e.rank not in spoke
+        and e.detail.get("signal") not in {None, "SIGTERM"}  # torchrun's own stop of the others
+    ]
+    return killed[:1]
 
 
 def _node_vanished(events: Sequence[Event]) -> tuple[Status, str]:

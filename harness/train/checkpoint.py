@@ -16,11 +16,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 from harness.errors import ConfigError, RecordError
 
@@ -28,6 +33,7 @@ FORMAT_VERSION = 1
 FACTS_FILE = "checkpoint.json"
 
 _PARTIAL_SUFFIX = ".partial"
+_REMEDY = "free space or choose train.checkpoint_dir=DIR"
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -65,10 +71,10 @@ def save(
     partial = path.with_name(path.name + _PARTIAL_SUFFIX)
     _on_rank_0(f"save {path}", lambda: _clear(partial))
     try:
-        dcp.save(_state(module, optimizer), checkpoint_id=partial)
+        state_dict_saver.save(_state(module, optimizer), checkpoint_id=partial)
     except CheckpointException as error:
         causes = sorted({repr(cause[0]) for cause in error.failures.values()})
-        raise RecordError(f"save {path}: {'; '.join(causes)}; free space or mend it") from error
+        raise RecordError(f"save {path}: {'; '.join(causes)}; {_REMEDY}") from error
     _on_rank_0(f"save {path}", lambda: _publish(partial, path, text))
     return path
 
@@ -78,7 +84,7 @@ def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
     Args:
         path: What ``save`` or ``latest`` gave.
-        module: Of the same model; another strategy reads as well, another world size does not.
+        module: Of the same model, strategy and world size as the one saved.
         optimizer: Over the parameters of ``module``.
 
     Returns:
@@ -95,9 +101,9 @@ def load(path: Path, *, module: nn.Module, optimizer: torch.optim.Optimizer) -> 
             f"{path}: saved by {facts['world_size']} rank(s), this trial has {world_size}; the"
             f" order of data is tied to it, so continue with gpus={facts['world_size']}"
         )
+    _check_model(path, get_model_state_dict(module))
     state = _state(module, optimizer)
-    _check_model(path, state["model"])
-    dcp.load(state, checkpoint_id=path)
+    state_dict_loader.load(state, checkpoint_id=path)
     set_state_dict(
         module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
     )
@@ -132,7 +138,7 @@ def _on_rank_0(what: str, action: Any) -> None:
             outcome[0] = str(error)
     dist.broadcast_object_list(outcome, src=0)
     if outcome[0] is not None:
-        raise RecordError(f"{what}: {outcome[0]}; free space or choose train.checkpoint_dir=DIR")
+        raise RecordError(f"{what}: {outcome[0]}; {_REMEDY}")
 
 
 def _clear(partial: Path) -> None:
@@ -180,7 +186,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 def _check_model(path: Path, model_state: dict[str, Any]) -> None:
-    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    stored = FileSystemReader(path).read_metadata().state_dict_metadata
     found = {
         name.removeprefix("model."): list(entry.size)
         for name, entry in stored.items()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from harness.train import init_index
 
@@ -90,7 +91,7 @@ def fill_random(module: nn.Module, *, seed: int, std: float) -> None:
 
 @torch.no_grad()
 def _fill_shard(shard: ParameterShard, *, seed: int, std: float) -> None:
-    if shard.name.endswith(".bias"):
+    if shard.name.rpartition(".")[2] == "bias":
         shard.local.zero_()
     elif isinstance(shard.owner, nn.Linear | nn.Embedding):
         key = init_index.stream_key(seed, shard.name)
@@ -127,8 +128,8 @@ def _rebuild_buffers(module: nn.Module) -> None:
         names = [buffer for buffer, _ in owner.named_buffers(recurse=False)]
         if not names:
             continue
-        assert names == ["inv_freq", "original_inv_freq"], f"{name}: no rule for buffers {names}"
+        assert isinstance(owner, Qwen3RotaryEmbedding), f"{name}: no rule for buffers {names}"
         # On the CPU, whatever the device: the same bits as in a plainly constructed model.
-        frequencies, _ = owner.compute_default_rope_parameters(owner.config)
+        frequencies, _ = Qwen3RotaryEmbedding.compute_default_rope_parameters(owner.config)
         for buffer in names:
             owner.get_buffer(buffer).copy_(frequencies)

@@ -28,14 +28,14 @@ def build_config(model: ModelConfig) -> Qwen3Config:
         tie_word_embeddings=model.tie_word_embeddings,
         initializer_range=model.initializer_range,
         use_cache=False,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
     )
 
 
 def build_model(model: ModelConfig) -> Qwen3ForCausalLM:
     """A Qwen3ForCausalLM of fp32 parameters on the meta device: shapes without memory."""
     with torch.device("meta"):
-        return Qwen3ForCausalLM(build_config(model)).to(torch.float32)
+        return Qwen3ForCausalLM(build_config(model)).float()
 
 
 def compute_logits(

@@ -58,14 +58,14 @@ def prepare_model(config: RunConfig, topology: Topology) -> nn.Module:
 def compute_context(train: TrainConfig, device: torch.device) -> AbstractContextManager[object]:
     """The context of forward and loss: autocast for ddp in bf16, nothing otherwise.
 
-    FSDP2 casts by its own policy; DDP has none, so its fp32 parameters are cast where they are used.
+    FSDP2 casts by its own policy; DDP has none, so its fp32 parameters are cast where used.
     """
     if train.strategy is Strategy.DDP and train.precision is Precision.BF16:
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
 
 
-def set_gradient_sync(module: nn.Module, strategy: Strategy, enabled: bool) -> None:  # noqa: FBT001
+def set_gradient_sync(module: nn.Module, strategy: Strategy, enabled: bool) -> None:
     """Whether the backward passes from here on reduce gradients over the ranks.
 
     Call it before the *forward* of a micro batch: False for all but the last of a step. While it is

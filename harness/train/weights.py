@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import Qwen3Config
@@ -83,10 +84,7 @@ def _check_config(folder: Path, model: ModelConfig) -> None:
     model_type = _read_json(path).get("model_type")
     if model_type != "qwen3":
         raise ConfigError(f"{path}: model_type={model_type!r}; only 'qwen3' (dense) is supported")
-    found, declared = (
-        Qwen3Config.from_pretrained(folder, local_files_only=True),
-        build_config(model),
-    )
+    found, declared = _their_config(folder), build_config(model)
     for theirs, ours in _COMPARED.items():
         there, here = getattr(found, theirs), getattr(declared, theirs)
         if there != here:
@@ -94,6 +92,16 @@ def _check_config(folder: Path, model: ModelConfig) -> None:
                 f"{path}: {theirs}={there}, but model.{ours} of {model.name} declares {here};"
                 " choose the model that these weights belong to, or set the key"
             )
+    if found.layer_types != declared.layer_types:
+        raise ConfigError(f"{path}: sliding-window attention; only full attention is supported")
+
+
+def _their_config(folder: Path) -> Qwen3Config:
+    # Read by transformers, which knows the defaults that a config.json leaves out.
+    try:
+        return Qwen3Config.from_pretrained(folder, local_files_only=True)
+    except StrictDataclassError as error:
+        raise ConfigError(f"{folder / 'config.json'}: contradicts itself: {error}") from error
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:

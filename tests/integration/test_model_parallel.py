@@ -1,7 +1,9 @@
 """Proofs that need several ranks; each case is a function of tests/data/model_rank.py."""
 
+import dataclasses
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -9,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3ForCausalLM
 
 from harness.train.materialise import canonical_name
+from harness.train.model import build_config
 
 pytestmark = pytest.mark.integration
 
@@ -63,24 +67,15 @@ def test_full_tensors_are_equal_bit_for_bit_for_every_world_size_and_strategy(in
 @pytest.fixture(scope="module")
 def plain_gradients(initial_tensors, smoke_config):
     """The whole batch through plain transformers in one process, without any of our wrapping."""
-    import dataclasses
-    import runpy
-
-    from transformers import Qwen3ForCausalLM
-
-    from harness.train.model import build_config
-
     script = runpy.run_path(str(SCRIPT))
     config = build_config(dataclasses.replace(smoke_config.model, **script["SMALL"]))
     module = Qwen3ForCausalLM(config)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(initial_tensors["ddp", 1][0][name])
-    ids_BT = script["batch"]()
-    logits_BTV = module(input_ids=ids_BT).logits
-    torch.nn.functional.cross_entropy(
-        logits_BTV[:, :-1].flatten(0, 1), ids_BT[:, 1:].flatten()
-    ).backward()
+    ids = script["batch"]()
+    logits = module(input_ids=ids).logits
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     return {canonical_name(n): p.grad for n, p in module.named_parameters()}
 
 

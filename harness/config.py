@@ -273,12 +273,18 @@ def check(config: RunConfig) -> None:
         "corpus.max_bytes": config.corpus.max_bytes,
         "power.interval_s": config.power.interval_s,
         "launcher.gpus_per_node": config.launcher.gpus_per_node,
+        "model.hidden_size": model.hidden_size,
+        "model.intermediate_size": model.intermediate_size,
+        "model.num_layers": model.num_layers,
+        "model.num_attention_heads": model.num_attention_heads,
+        "model.num_key_value_heads": model.num_key_value_heads,
+        "model.head_dim": model.head_dim,
+        "model.vocab_size": model.vocab_size,
     }
     for key, value in positive.items():
         if value is not None and not value > 0:
             raise ConfigError(f"{key}={value}: expected a number above 0")
-    if config.data.eval_num_blocks < 0:
-        raise ConfigError(f"data.eval_num_blocks={config.data.eval_num_blocks}: expected 0 or more")
+    _check_ranges(config)
     if train.sequence_length > model.max_position_embeddings:
         raise ConfigError(
             f"train.sequence_length={train.sequence_length}: {model.name} takes at most"
@@ -298,3 +304,21 @@ def check(config: RunConfig) -> None:
         raise ConfigError(
             f"size={config.size}: experiment {config.experiment.name} has the sizes {accepted}"
         )
+
+
+def _check_ranges(config: RunConfig) -> None:
+    train = config.train
+    not_negative = {
+        "data.eval_num_blocks": config.data.eval_num_blocks,
+        "train.warmup_steps": train.warmup_steps,
+        "train.weight_decay": train.weight_decay,
+        "train.min_learning_rate_ratio": train.min_learning_rate_ratio,
+    }
+    for key, value in not_negative.items():
+        if value < 0:
+            raise ConfigError(f"{key}={value}: expected 0 or more")
+    for key, value in {"adam_beta1": train.adam_beta1, "adam_beta2": train.adam_beta2}.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"train.{key}={value}: expected a number from 0 to below 1")
+    if not config.results_dir:
+        raise ConfigError("results_dir='': expected a folder; results is the default")

@@ -71,7 +71,7 @@ class Site:
     cache_dir: Path
     host: HostInfo
     code: CodeState
-    store: StoreInfo
+    store: StoreInfo | None  # null when every trial stands from before
     drift: tuple[str, ...]
 
 
@@ -96,7 +96,11 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
         campaign = _campaign(config, plan, host, code)
         if not config.fresh:
             check_campaign(experiment_dir, campaign, accept_drift=config.accept_drift)
-        store = _prepare_store(config, cache_dir, view)
+        pending = config.fresh or any(
+            ended(experiment_dir / trial.run_id, retry_failed=config.retry_failed) is None
+            for trial in plan.trials
+        )
+        store = _prepare_store(config, cache_dir, view) if pending else None
         if config.fresh:
             view.set_aside(set_aside(experiment_dir, "old"))
         drift = open_campaign(experiment_dir, campaign, accept_drift=config.accept_drift)
@@ -190,23 +194,23 @@ def _run_trial(site: Site, trial: Trial, view: View) -> tuple[Summary, bool]:
     manifest = _manifest(site, trial)
     write_json(run_dir.manifest, manifest)
     events = EventWriter(run_dir, "launcher")
-    node = start_node(run_dir)
     interrupted = False
+    node: subprocess.Popen[bytes] | None = None
     try:
         view.trial_starts(trial, manifest)
+        node = start_node(run_dir)
         if not _wait(node, site.config.trial_timeout_s, run_dir, view):
             limit_s = site.config.trial_timeout_s
             events.write(EventKind.TRIAL_TIMEOUT, trial_timeout_s=limit_s, node="did not end")
     except KeyboardInterrupt:
         interrupted = True
-        _stop(node)
+        events.write(EventKind.STOP_REQUESTED, by="the campaign's own process")
     finally:
         view.trial_over()
-        _stop(node)
-        if node.stdin is not None:
-            node.stdin.close()
+        if node is not None:
+            _stop(node)
+            events.write(EventKind.CHILD_EXIT, child="node000", exitcode=node.returncode)
         stop_marked(run_root, grace_s=1.0)
-        events.write(EventKind.CHILD_EXIT, child="node000", exitcode=node.returncode)
         events.close()
     summary = summarise(run_root, tries=num_tries(run_root) + 1, drift=site.drift)
     write_json(run_dir.summary, summary)
@@ -233,19 +237,20 @@ def _wait(
 
 def _stop(node: subprocess.Popen[bytes]) -> None:
     """End the node process; it stops its children in turn, for which it gets its time."""
-    if node.poll() is not None:
-        return
-    node.terminate()
-    try:
-        node.wait(3 * STOP_GRACE_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        node.kill()
-        node.wait()
+    if node.poll() is None:
+        node.terminate()
+        try:
+            node.wait(3 * STOP_GRACE_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            node.kill()
+            node.wait()
+    if node.stdin is not None:
+        node.stdin.close()
 
 
 def _manifest(site: Site, trial: Trial) -> Manifest:
     config = _resolve(site, trial)
-    store = site.store
+    store = cast("StoreInfo", site.store)
     data = DataState(
         store_path=str(store.path),
         store_hash=store.store_hash,
@@ -275,7 +280,8 @@ def _manifest(site: Site, trial: Trial) -> Manifest:
 def _resolve(site: Site, trial: Trial) -> RunConfig:
     """The settings of one trial with nothing left open: steps, folders."""
     config = planning.trial_config(site.config, trial.levels)
-    num_steps = config.train.num_steps or planning.steps_per_epoch(config, site.store.num_blocks)
+    store = cast("StoreInfo", site.store)
+    num_steps = config.train.num_steps or planning.steps_per_epoch(config, store.num_blocks)
     folder = config.train.checkpoint_dir or str(site.cache_dir / "checkpoints")
     tries = num_tries(site.experiment_dir / trial.run_id) + 1
     checkpoint_dir = str(Path(folder).absolute() / f"{trial.run_id}.try{tries}")

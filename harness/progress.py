@@ -27,9 +27,10 @@ class View:
         self._console = console
         self._num_trials = num_trials
         self._progress: Progress | None = None
-        self._steps = None
         self._tokens_per_step = 0
         self._seen: tuple[int, float] | None = None
+        self._durations_s: list[float] = []
+        self._num_ended = 0
 
     @contextlib.contextmanager
     def working(self, what: str) -> Generator[None]:
@@ -90,7 +91,7 @@ class View:
             per_step_s = (beat.t_unix_s - self._seen[1]) / (beat.step - self._seen[0])
             left_s = per_step_s * max(0, int(task.total or 0) - beat.step)
             speed = self._tokens_per_step / per_step_s if per_step_s > 0 else 0.0
-            rate = f"{speed:,.0f} tokens/s, {left_s:.0f} s left"
+            rate = f"{speed:,.0f} tokens/s, {left_s:.0f} s left{self._campaign_left()}"
         self._progress.update(task.id, completed=beat.step, rate=rate)
 
     def trial_over(self) -> None:
@@ -103,6 +104,8 @@ class View:
         """Print how one trial ended."""
         colour = _COLOURS.get(summary.status, "red")
         seconds = summary.t_end_unix_s - summary.t_start_unix_s
+        self._durations_s.append(seconds)
+        self._num_ended += 1
         good = summary.status is summary.expected_status
         why = "" if good else f": {summary.detail}"
         reached = f"step {summary.last_step or 0}/{summary.num_steps_planned}"
@@ -114,6 +117,7 @@ class View:
 
     def skipped(self, trial: Trial, summary: Summary) -> None:
         """Say that a trial stands from an earlier start."""
+        self._num_ended += 1
         self._line(f"{self._where(trial)} {trial.run_id} stands from before: {summary.status}")
 
     def finish(self, folder: Path, planned: int, summaries: Sequence[Summary]) -> None:
@@ -131,6 +135,14 @@ class View:
             planned > len(summaries)
         ):
             self._line("run the same command again to go on (without fresh=true)")
+
+    def _campaign_left(self) -> str:
+        """What the trials after this one will take, going by those that have ended here."""
+        after = self._num_trials - self._num_ended - 1
+        if not self._durations_s or after <= 0:
+            return ""
+        minutes = after * sum(self._durations_s) / len(self._durations_s) / 60
+        return f", then {after} trials of about {minutes:.0f} min"
 
     def _where(self, trial: Trial) -> str:
         return f"{time.strftime('%H:%M:%S')} {trial.index + 1}/{self._num_trials}"

@@ -58,6 +58,12 @@ def test_counts_durations_and_rates_are_above_zero(smoke_config, key, value):
     ("settings", "message"),
     [
         ({"data__eval_num_blocks": -1}, "data.eval_num_blocks=-1: expected 0 or more"),
+        ({"train__warmup_steps": -1}, "train.warmup_steps=-1: expected 0 or more"),
+        (
+            {"train__adam_beta2": 1.0},
+            "train.adam_beta2=1.0: expected a number from 0 to below 1",
+        ),
+        ({"results_dir": ""}, "results_dir='': expected a folder; results is the default"),
         (
             {"train__sequence_length": 4097},
             (

@@ -148,3 +148,19 @@ def test_a_real_heartbeat_moves_the_bar(terminal, make_trial, make_manifest, tmp
     view.poll(run_dir)
     assert view._progress.tasks[0].completed == 3
     view.trial_over()
+
+
+def test_the_bar_says_how_much_of_the_campaign_comes_after_this_trial(
+    terminal, make_trial, make_summary, make_manifest, tmp_path
+):
+    view, out = terminal
+    view.ended(make_trial(), make_summary(t_start_unix_s=0.0, t_end_unix_s=120.0))
+    view.trial_starts(make_trial(index=1), make_manifest())
+    run_dir = RunDir(tmp_path)
+    writer = HeartbeatWriter(run_dir.heartbeat(0))
+    for step in (1, 2):
+        writer.beat(step, Phase.TRAIN)
+        view.poll(run_dir)
+    view.trial_over()
+    writer.close()
+    assert "then 2 trials of about 4 min" in out.getvalue()

@@ -27,7 +27,8 @@ def rank_environment(monkeypatch):
     return monkeypatch
 
 
-def test_a_single_rank_forms_a_mesh_of_one(one_rank, rank_environment):
+@pytest.mark.usefixtures("rank_environment")
+def test_a_single_rank_forms_a_mesh_of_one(one_rank):
     topology = init_topology(one_rank)
     try:
         assert (topology.rank, topology.local_rank, topology.world_size) == (0, 0, 1)

@@ -32,6 +32,7 @@ TRAIN = SimpleNamespace(
     adam_beta2=0.95,
     adam_eps=1e-8,
     max_grad_norm=1.0,
+    reduce_every_micro_batch=False,
     eval_every_steps=None,
     save_every_steps=None,
     save_at_end=False,

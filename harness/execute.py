@@ -202,9 +202,10 @@ def _run_trial(site: Site, trial: Trial, view: View) -> tuple[Summary, bool]:
         if not _wait(node, site.config.trial_timeout_s, run_dir, view):
             limit_s = site.config.trial_timeout_s
             events.write(EventKind.TRIAL_TIMEOUT, trial_timeout_s=limit_s, node="did not end")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         interrupted = True
-        events.write(EventKind.STOP_REQUESTED, by="the campaign's own process")
+        name = str(interrupt.args[0]) if interrupt.args else signal.SIGINT.name
+        events.write(EventKind.STOP_REQUESTED, signal=name, to="the campaign")
     finally:
         view.trial_over()
         if node is not None:
@@ -331,8 +332,8 @@ def _campaign(config: RunConfig, plan: planning.Plan, host: HostInfo, code: Code
 def _terminate_as_interrupt() -> Generator[None]:
     """Let SIGTERM and SIGHUP end a campaign as Ctrl-C does: recorded, with nothing left running."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
 
     previous = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:

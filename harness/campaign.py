@@ -126,12 +126,10 @@ def num_tries(run_root: Path) -> int:
 
 
 def _code_drift(stored: CodeState, now: CodeState) -> tuple[str, ...]:
-    names = ["lock_hash", "source_hash"]
-    if stored.commit is not None and now.commit is not None:
-        names += ["commit", "diff_hash"]
+    """Code drifts where its source or its pins differ; a commit of anything else does not count."""
     return tuple(
         f"{name} was {_short(getattr(stored, name))}, is {_short(getattr(now, name))}"
-        for name in sorted(names)
+        for name in ("lock_hash", "source_hash")
         if getattr(stored, name) != getattr(now, name)
     )
 

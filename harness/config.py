@@ -290,8 +290,11 @@ def check(config: RunConfig) -> None:
             f"train.sequence_length={train.sequence_length}: {model.name} takes at most"
             f" {model.max_position_embeddings} (model.max_position_embeddings)"
         )
-    if on.device is Device.CPU and on.backend is Backend.NCCL:
-        raise ConfigError("on.backend=nccl: NCCL needs on.device=cuda; use gloo on CPU")
+    fitting = Backend.NCCL if on.device is Device.CUDA else Backend.GLOO
+    if on.backend is not fitting:
+        raise ConfigError(
+            f"on.backend={on.backend}: on.device={on.device} takes on.backend={fitting}"
+        )
     if train.eval_every_steps is not None and config.data.eval_num_blocks == 0:
         raise ConfigError(
             f"train.eval_every_steps={train.eval_every_steps}: there is nothing to evaluate on;"

@@ -7,16 +7,15 @@ and sees to it that an interruption leaves a record and no process.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
 
 import harness
 from harness import plan as planning
@@ -28,51 +27,29 @@ from harness.campaign import (
     results_lock,
     set_aside,
 )
-from harness.config import Device, PowerSource, RunConfig
+from harness.config import RunConfig
 from harness.data.build import StoreInfo, prepare_store
-from harness.errors import LaunchError, MissingExtraError
 from harness.launch.local import start_node
+from harness.manifest import (
+    Site,
+    campaign_record,
+    check_data,
+    check_devices,
+    check_extras,
+    check_power,
+    trial_manifest,
+    visible_gpus,
+)
 from harness.node import STOP_GRACE_S
-from harness.parse import to_plain
 from harness.processes import stop_marked
 from harness.progress import View
-from harness.provenance import (
-    collect_code_state,
-    collect_environment,
-    collect_host,
-    collect_packages,
-)
+from harness.provenance import collect_code_state, collect_host
 from harness.record.run_dir import EventWriter, RunDir, write_json
-from harness.record.schema import (
-    SCHEMA_VERSION,
-    Campaign,
-    CodeState,
-    DataState,
-    EventKind,
-    HostInfo,
-    Label,
-    Manifest,
-    Summary,
-    Trial,
-)
+from harness.record.schema import EventKind, Summary, Trial
 from harness.record.summary import summarise
 
 POLL_S = 0.5
 _LIMIT_MARGIN_S = 60.0  # the node keeps the trial's time limit; this is for a node that cannot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """What a campaign runs with on this machine."""
-
-    config: RunConfig
-    argv: tuple[str, ...]
-    experiment_dir: Path
-    cache_dir: Path
-    host: HostInfo
-    code: CodeState
-    store: StoreInfo | None  # null when every trial stands from before
-    drift: tuple[str, ...]
 
 
 def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], view: View) -> int:
@@ -89,11 +66,13 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
     cache_dir = planning.cache_folder(config, os.environ)
     check_extras()
     host = collect_host((results_dir, cache_dir))
+    host = replace(host, gpus=visible_gpus(host.gpus, os.environ))
     check_devices(config, plan, host)
+    check_power(config)
     with results_lock(results_dir), _terminate_as_interrupt():
         stop_marked(experiment_dir, grace_s=STOP_GRACE_S)
         code = collect_code_state(Path(harness.__file__).parents[1])
-        campaign = _campaign(config, plan, host, code)
+        campaign = campaign_record(config, plan, host, code)
         if not config.fresh:
             check_campaign(experiment_dir, campaign, accept_drift=config.accept_drift)
         pending = config.fresh or any(
@@ -101,6 +80,8 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
             for trial in plan.trials
         )
         store = _prepare_store(config, cache_dir, view) if pending else None
+        if store is not None:
+            check_data(config, plan, store.num_blocks)
         if config.fresh:
             view.set_aside(set_aside(experiment_dir, "old"))
         drift = open_campaign(experiment_dir, campaign, accept_drift=config.accept_drift)
@@ -116,38 +97,6 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
             drift=drift,
         )
         return _run_trials(site, plan.trials, view)
-
-
-def check_extras() -> None:
-    """Refuse before anything starts when the ranks could not import what they need.
-
-    Raises:
-        MissingExtraError: names the package and the extra.
-    """
-    for package in ("torch", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, "train")
-
-
-def check_devices(config: RunConfig, plan: planning.Plan, host: HostInfo) -> None:
-    """Refuse a plan that this machine has no devices for.
-
-    Raises:
-        LaunchError: says what there is and what would do it.
-    """
-    if config.on.device is Device.CPU:
-        return
-    wanted = max(trial.world_size for trial in plan.trials)
-    there = len(host.gpus)
-    if wanted <= there:
-        return
-    found = f"{there} GPUs" if there else f"no GPU ({host.driver or 'no NVIDIA driver'})"
-    raise LaunchError(
-        f"gpus={wanted}: this machine has {found}, and launcher=local starts ranks on this machine"
-        f" only; run it where {wanted} GPUs are (several nodes need a launcher that starts the node"
-        " command on each: slurm or external, not in this version), ask for fewer with gpus=N,"
-        " see the plan with plan=true, or run it on CPU ranks with on=laptop gpus=2"
-    )
 
 
 def _run_trials(site: Site, trials: Sequence[Trial], view: View) -> int:
@@ -191,7 +140,7 @@ def _run_trial(site: Site, trial: Trial, view: View) -> tuple[Summary, bool]:
     set_aside(run_root, "try")
     run_dir = RunDir(run_root)
     run_dir.create()
-    manifest = _manifest(site, trial)
+    manifest = trial_manifest(site, trial)
     write_json(run_dir.manifest, manifest)
     events = EventWriter(run_dir, "launcher")
     interrupted = False
@@ -226,13 +175,15 @@ def _wait(
 ) -> bool:
     """Wait for the node process; false when its time and the margin are over."""
     deadline = time.monotonic() + limit_s + _LIMIT_MARGIN_S
-    while time.monotonic() < deadline:
-        try:
-            node.wait(POLL_S)
-        except subprocess.TimeoutExpired:
+    pidfd = os.pidfd_open(node.pid)
+    try:
+        while time.monotonic() < deadline:
+            if select.select([pidfd], [], [], POLL_S)[0]:
+                node.wait()
+                return True
             view.poll(run_dir)
-        else:
-            return True
+    finally:
+        os.close(pidfd)
     return False
 
 
@@ -249,85 +200,6 @@ def _stop(node: subprocess.Popen[bytes]) -> None:
         node.stdin.close()
 
 
-def _manifest(site: Site, trial: Trial) -> Manifest:
-    config = _resolve(site, trial)
-    store = cast("StoreInfo", site.store)
-    data = DataState(
-        store_path=str(store.path),
-        store_hash=store.store_hash,
-        corpus_hash=store.corpus_hash,
-        tokenizer_hash=store.tokenizer_hash,
-        num_blocks=store.num_blocks,
-        num_tokens=store.num_tokens,
-    )
-    packages = collect_packages()
-    replayed = config.power.source is PowerSource.REPLAY
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        t_unix_s=time.time(),
-        trial=trial,
-        config=cast("dict[str, Any]", to_plain(config)),
-        comparability=_comparability(site, trial, config, data, packages),
-        label=Label.REPLAY if replayed else Label.REAL,
-        argv=site.argv,
-        code=site.code,
-        packages=packages,
-        environment=collect_environment(dict(os.environ)),
-        hosts=(site.host,),
-        data=data,
-    )
-
-
-def _resolve(site: Site, trial: Trial) -> RunConfig:
-    """The settings of one trial with nothing left open: steps, folders."""
-    config = planning.trial_config(site.config, trial.levels)
-    store = cast("StoreInfo", site.store)
-    num_steps = config.train.num_steps or planning.steps_per_epoch(config, store.num_blocks)
-    folder = config.train.checkpoint_dir or str(site.cache_dir / "checkpoints")
-    tries = num_tries(site.experiment_dir / trial.run_id) + 1
-    checkpoint_dir = str(Path(folder).absolute() / f"{trial.run_id}.try{tries}")
-    train = replace(config.train, num_steps=num_steps, checkpoint_dir=checkpoint_dir)
-    return replace(config, train=train, cache_dir=str(site.cache_dir))
-
-
-def _comparability(
-    site: Site, trial: Trial, config: RunConfig, data: DataState, packages: dict[str, str]
-) -> dict[str, Any]:
-    gpus = site.host.gpus if config.on.device is Device.CUDA else ()
-    device = gpus[0].name if gpus else f"cpu: {site.host.cpu_model}"
-    names = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-    return {
-        **planning.speed_settings(config),
-        "world_size": trial.world_size,
-        "num_nodes": trial.num_nodes,
-        "gradient_accumulation_steps": trial.gradient_accumulation_steps,
-        "device_model": device,
-        "enforced_limit_w": gpus[0].enforced_limit_w if gpus else None,
-        "driver": site.host.driver if gpus else None,
-        "corpus_hash": data.corpus_hash,
-        "tokenizer_hash": data.tokenizer_hash,
-        "commit": site.code.commit or site.code.source_hash,
-        "diff_hash": site.code.diff_hash,
-        **{f"packages.{name}": packages[name] for name in names if name in packages},
-    }
-
-
-def _campaign(config: RunConfig, plan: planning.Plan, host: HostInfo, code: CodeState) -> Campaign:
-    names = sorted({gpu.name or "unknown GPU" for gpu in host.gpus})
-    devices = ", ".join(names) if config.on.device is Device.CUDA else f"cpu: {host.cpu_model}"
-    return Campaign(
-        schema_version=SCHEMA_VERSION,
-        t_unix_s=time.time(),
-        experiment=config.experiment.name,
-        question=config.experiment.question,
-        response=config.experiment.response,
-        factors=config.experiment.factors,
-        trials=plan.trials,
-        code=code,
-        devices={f"{host.host} device": devices, f"{host.host} driver": host.driver or "none"},
-    )
-
-
 @contextlib.contextmanager
 def _terminate_as_interrupt() -> Generator[None]:
     """Let SIGTERM and SIGHUP end a campaign as Ctrl-C does: recorded, with nothing left running."""
@@ -335,7 +207,11 @@ def _terminate_as_interrupt() -> Generator[None]:
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    previous = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    # A signal that is ignored already (nohup) stays ignored.
+    numbers = [
+        n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN
+    ]
+    previous = {n: signal.signal(n, interrupt) for n in numbers}
     try:
         yield
     finally:

@@ -28,6 +28,7 @@ from harness.record.schema import EventKind, Manifest
 
 STOP_GRACE_S = 10.0
 """Seconds that children get to leave after SIGTERM."""
+_LONGEST_POLL_S = 3600.0  # poll() takes at most 2^31 ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,8 @@ def _wait(
     try:
         while True:
             left_s = deadline - time.monotonic()
-            ready = [fd for fd, _ in poller.poll(max(0.0, left_s) * 1000)]
+            wait_s = min(max(0.0, left_s), _LONGEST_POLL_S)
+            ready = [fd for fd, _ in poller.poll(wait_s * 1000)]
             if wakeup in ready:
                 number = signal.Signals(os.read(wakeup, 1)[0])
                 return events.write(EventKind.STOP_REQUESTED, signal=number.name)
@@ -203,8 +205,6 @@ def _stop_all(
 
 def _explain(node: Node, events: EventWriter, torchrun_exitcode: int, oom_kills: int) -> None:
     """Name what exit codes alone do not say: a host out of memory, an abort after a good run."""
-    if oom_kills > 0:
-        events.write(EventKind.HOST_OOM_KILL, oom_kills=oom_kills, source="/proc/vmstat")
     if torchrun_exitcode == 0:
         return
     recorded = read_events(node.run_dir.root).records
@@ -213,6 +213,10 @@ def _explain(node: Node, events: EventWriter, torchrun_exitcode: int, oom_kills:
         e.rank: e.detail.get("exitcode") for e in recorded if e.kind is EventKind.RANK_EXIT
     }
     local = range(node.first_rank, node.first_rank + node.num_local_ranks)
+    # The host's counter counts everybody's: only a killed rank makes it ours.
+    killed = [rank for rank in local if exits.get(rank) == -signal.SIGKILL]
+    if oom_kills > 0 and (killed or torchrun_exitcode == -signal.SIGKILL):
+        events.write(EventKind.HOST_OOM_KILL, oom_kills=oom_kills, source="/proc/vmstat")
     if all(rank in finished for rank in local):
         for rank in (rank for rank in local if rank in exits):
             events.write(EventKind.TEARDOWN_ABORT, rank, exitcode=exits[rank])

@@ -40,6 +40,8 @@ _NOT_THE_TRIAL = (
 )
 _NOT_SPEED = (
     "gpus",  # stands as world_size
+    "on.name",
+    "on.default_size",
     "corpus",  # stands as the hashes of corpus and tokenizer
     "train.num_steps",
     "train.learning_rate",

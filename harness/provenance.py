@@ -19,7 +19,7 @@ from pathlib import Path
 from harness.power.nvml import Description, describe_gpus
 from harness.record.schema import CodeState, HostInfo
 
-TRACKED = ("harness", "experiments", "analysis", "pyproject.toml", "requirements.lock")
+TRACKED = ("harness", "experiments", "pyproject.toml", "requirements.lock")
 """What can change a result: a change elsewhere does not make the code dirty."""
 
 REDACTED = "<redacted>"

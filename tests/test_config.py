@@ -73,7 +73,7 @@ def test_counts_durations_and_rates_are_above_zero(smoke_config, key, value):
         ),
         (
             {"on__backend": "nccl"},
-            "on.backend=nccl: NCCL needs on.device=cuda; use gloo on CPU",
+            "on.backend=nccl: on.device=cpu takes on.backend=gloo",
         ),
         (
             {"train__eval_every_steps": 5},

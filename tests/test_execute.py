@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from harness import execute as module
+from harness import manifest as manifest_module
 from harness.config import Device
 from harness.data.build import StoreInfo
-from harness.errors import DataError, LaunchError, MissingExtraError, RecordError
-from harness.execute import check_devices, run_campaign
+from harness.errors import DataError, MissingExtraError, RecordError
+from harness.execute import run_campaign
 from harness.plan import make_plan
 from harness.progress import View
 from harness.record.read import read_campaign, read_events, read_manifest, read_summary
@@ -227,7 +228,7 @@ def test_a_corpus_that_cannot_be_read_starts_no_campaign_and_keeps_the_old_one(
 
 
 def test_a_missing_extra_is_refused_before_anything_is_written(nodes, campaign, monkeypatch):
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(manifest_module.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"torch is not installed; .*wattline\[train\]"):
         campaign()
     assert not campaign.folder.parent.exists()
@@ -274,10 +275,10 @@ def test_accepted_drift_is_printed_and_marks_every_row_that_ran(
 ):
     nodes.ends = ["interrupt"]
     campaign()
-    monkeypatch.setattr(module, "collect_code_state", lambda _: make_code(commit="e" * 40))
+    monkeypatch.setattr(module, "collect_code_state", lambda _: make_code(source_hash="e" * 64))
     code, printed = campaign(accept_drift=True)
     assert code == 0
-    drift = "commit was cccccccccccc, is eeeeeeeeeeee"
+    drift = "source_hash was 555555555555, is eeeeeeeeeeee"
     assert f"drift accepted: {drift}" in printed
     assert summary_of(campaign, campaign.names[1]).drift == (drift,)
 
@@ -320,10 +321,11 @@ def test_the_comparability_key_names_settings_device_data_and_code(campaign):
         "gradient_accumulation_steps",
     }
     assert one["device_model"] == "cpu: a CPU"
-    assert one["enforced_limit_w"] is None
-    assert (one["commit"], one["corpus_hash"]) == ("c" * 40, "b" * 64)
+    assert "enforced_limit_w" not in one
+    assert (one["source_hash"], one["corpus_hash"]) == ("5" * 64, "b" * 64)
     assert one["train.precision"] == "fp32"
-    assert "train.learning_rate" not in one
+    assert one["affinity_cpus"] == 2
+    assert not {"train.learning_rate", "on.default_size"} & set(one)
 
 
 @pytest.mark.usefixtures("nodes")
@@ -332,13 +334,17 @@ def test_on_gpus_the_key_and_the_campaign_name_model_limit_and_driver(
 ):
     host = make_host(gpus=(gpu(0), gpu(1)), driver="580.1")
     monkeypatch.setattr(module, "collect_host", lambda _: host)
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
     campaign(on=dataclasses.replace(smoke_config.on, device=Device.CUDA))
     key = read_manifest(RunDir(campaign.folder / read_names(campaign)[0]).manifest).comparability
     assert (key["device_model"], key["enforced_limit_w"], key["driver"]) == (
         "NVIDIA B300",
-        1100.0,
+        "1100",
         "580.1",
     )
+    assert key["environment.NCCL_ALGO"] == "Ring"
+    assert "environment.NCCL_DEBUG" not in key
     stored = read_campaign(campaign.folder / "campaign.json")
     assert stored.devices == {"here device": "NVIDIA B300", "here driver": "580.1"}
 
@@ -347,15 +353,13 @@ def read_names(campaign):
     return [trial.run_id for trial in read_campaign(campaign.folder / "campaign.json").trials]
 
 
-def test_sixteen_gpus_on_a_machine_with_two_says_so(scaling_config, make_host):
-    host = make_host(gpus=(gpu(0), gpu(1)))
-    with pytest.raises(LaunchError, match=r"^gpus=16: this machine has 2 GPUs, and launcher=local"):
-        check_devices(scaling_config, make_plan(scaling_config), host)
-
-
-def test_as_many_gpus_as_there_are_and_any_number_of_cpu_ranks_are_accepted(
-    scaling_config, smoke_config, make_host
-):
-    host = make_host(gpus=tuple(gpu(i) for i in range(16)))
-    check_devices(scaling_config, make_plan(scaling_config), host)
-    check_devices(smoke_config, make_plan(smoke_config), make_host())
+def test_a_signal_that_is_ignored_already_stays_ignored():
+    """A run under nohup was interrupted when its terminal closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with module._terminate_as_interrupt():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -208,9 +208,25 @@ def test_an_abort_before_every_rank_finished_is_none(run_node):
 def test_a_kernel_that_killed_for_memory_meanwhile_is_recorded(run_node, monkeypatch):
     counts = iter([3, 5])
     monkeypatch.setattr(module, "_host_oom_kills", lambda: next(counts))
-    _, events, _ = run_node("import sys; sys.exit(1)")
+    _, events, _ = run_node("import os; os.kill(os.getpid(), 9)")
     (kill,) = [e for e in events if e.kind is EventKind.HOST_OOM_KILL]
     assert kill.detail["oom_kills"] == 2
+
+
+def test_somebody_else_s_process_killed_for_memory_does_not_explain_our_crash(
+    run_node, monkeypatch
+):
+    """The counter is the host's; any stranger's kill renamed a crash to oom."""
+    counts = iter([3, 5])
+    monkeypatch.setattr(module, "_host_oom_kills", lambda: next(counts))
+    _, events, _ = run_node("import sys; sys.exit(1)")
+    assert EventKind.HOST_OOM_KILL not in kinds(events)
+
+
+def test_a_time_limit_of_months_is_a_time_limit(run_node):
+    """poll() takes no more than 24.8 days of milliseconds: every trial crashed."""
+    _, events, _ = run_node("pass", trial_timeout_s=1e7)
+    assert EventKind.NODE_FINISHED in kinds(events)
 
 
 def test_the_kernel_s_count_of_kills_is_read_and_zero_where_there_is_none(monkeypatch):

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,9 @@ from harness.record.run_dir import (
     write_json,
     write_text,
 )
-from harness.record.schema import EventKind, Phase, StepRecord
+from harness.record.schema import EventKind, Heartbeat, Phase, StepRecord
+
+ROOT = Path(__file__).parents[1]
 
 
 def failing(code):
@@ -203,3 +207,33 @@ def test_a_rank_that_has_not_beaten_yet_has_no_heartbeat(tmp_path):
     assert read_heartbeat(path) is None
     HeartbeatWriter(path).close()
     assert read_heartbeat(path) is None
+
+
+def test_a_record_that_does_not_fit_leaves_no_half_line(tmp_path):
+    """Half a line stayed, the next record joined it, and the whole run could not be read."""
+    path = tmp_path / "events.jsonl"
+    code = f"""
+import resource, signal
+from pathlib import Path
+from harness.errors import RecordError
+from harness.record.run_dir import JsonlWriter
+from harness.record.schema import Heartbeat, Phase
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = JsonlWriter(Path({str(path)!r}))
+beat = Heartbeat(step=1, phase=Phase.TRAIN, t_unix_s=1.0)
+writer.append(beat)
+size = Path({str(path)!r}).stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+try:
+    writer.append(beat)
+except RecordError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+writer.append(beat)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "cannot write" in done.stdout
+    lines = read_jsonl(path, Heartbeat)
+    assert (len(lines.records), lines.torn) == (2, 0)

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
 import logging
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from harness import files
 from harness.errors import DataError
 
 _LOG = logging.getLogger(__name__)
 
-_FIXES = {
-    errno.ENOSPC: "the disk is full; free space or set cache_dir=DIR on another disk",
-    errno.EDQUOT: "the quota is used up; free space or set cache_dir=DIR elsewhere",
-    errno.EACCES: "permission denied; set cache_dir=DIR to a folder you can write",
-    errno.EROFS: "the file system is read-only; set cache_dir=DIR elsewhere",
-    errno.ENOTDIR: "a file stands where a folder is needed; set cache_dir=DIR elsewhere",
-    errno.EEXIST: "a file stands where a folder is needed; set cache_dir=DIR elsewhere",
-}
 
-
-@contextmanager
-def naming(path: Path) -> Generator[None]:
+def naming(path: Path) -> AbstractContextManager[None]:
     """Turn an ``OSError`` on ``path`` into a DataError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        fix = _FIXES.get(error.errno or 0, error.strerror or str(error))
-        raise DataError(f"cannot write {path}: {fix}") from error
+    return files.naming(path, setting="cache_dir", error=DataError)
 
 
 def publish_text(path: Path, text: str) -> None:
@@ -42,19 +27,7 @@ def publish_text(path: Path, text: str) -> None:
     Raises:
         DataError: the disk is full or the folder cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-            _sync_folder(path.parent)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+    files.write_text(path, text, setting="cache_dir", error=DataError)
 
 
 @contextmanager
@@ -72,9 +45,9 @@ def publish_folder(folder: Path) -> Generator[Path]:
         partial.mkdir(parents=True)
         try:
             yield partial
-            _sync_folder(partial)
+            files.sync_folder(partial)
             partial.rename(folder)
-            _sync_folder(folder.parent)
+            files.sync_folder(folder.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -109,11 +82,3 @@ def _take(fd: int, path: Path) -> None:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         _LOG.warning("waiting for process %s, which is building %s", holder, path)
         fcntl.flock(fd, fcntl.LOCK_EX)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -6,17 +6,16 @@ published by a rename. A full disk or a missing permission is one line that name
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import struct
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from harness import files
 from harness.errors import RecordError
 from harness.parse import to_plain
 from harness.record.schema import Event, EventKind, Heartbeat, Phase
@@ -90,7 +89,7 @@ class JsonlWriter:
         """
         line = json.dumps(to_plain(record), separators=(",", ":"), allow_nan=False) + "\n"
         with naming(self.path):
-            _write_all(self._fd, line.encode())
+            _append(self._fd, line.encode())
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -175,38 +174,22 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         RecordError: the disk is full or the folder cannot be written; names the file.
     """
-    with naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            with partial.open("wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+    files.write_text(path, text, setting="results_dir", error=RecordError)
 
 
-@contextmanager
-def naming(path: Path) -> Generator[None]:
+def naming(path: Path) -> AbstractContextManager[None]:
     """Turn an ``OSError`` on ``path`` into a RecordError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        fixes: Mapping[int, str] = {
-            errno.ENOSPC: "the disk is full; free space or set results_dir=DIR on another disk",
-            errno.EDQUOT: "the quota is used up; free space or set results_dir=DIR elsewhere",
-            errno.EACCES: "permission denied; set results_dir=DIR to a folder you can write",
-            errno.EROFS: "the file system is read-only; set results_dir=DIR elsewhere",
-            errno.ENOTDIR: "a file stands where a folder is needed; set results_dir=DIR elsewhere",
-            errno.EEXIST: "a file stands where a folder is needed; set results_dir=DIR elsewhere",
-        }
-        fix = fixes.get(error.errno or 0, error.strerror or str(error))
-        raise RecordError(f"cannot write {path}: {fix}") from error
+    return files.naming(path, setting="results_dir", error=RecordError)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def _append(fd: int, data: bytes) -> None:
+    """Write all of ``data``, or none of it: half a line would join the next one."""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except OSError:
+            written = len(data) - len(view)
+            if written:
+                os.ftruncate(fd, os.fstat(fd).st_size - written)
+            raise

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 
 from harness.config import RunConfig, TrainConfig
 from harness.data.blocks import BlockStore
@@ -65,6 +66,7 @@ def main(run_dir: RunDir, records: RankRecords) -> int:
         steps_per_epoch=job.loader.steps_per_epoch,
         num_parameters=sum(p.numel() for p in job.module.parameters()),
         gpu_uuid=gpu_uuid(topology.device),
+        nccl=nccl_version(topology.device),
     )
     with JsonlWriter(run_dir.steps(topology.rank)) as steps:
         hooks = Hooks(on_step=steps.append, on_phase=records.phase, on_event=records.event)
@@ -180,6 +182,13 @@ def gpu_uuid(device: torch.device) -> str | None:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
+def nccl_version(device: torch.device) -> str | None:
+    """The NCCL that this rank talks through, as torch was built or loads it; null on CPU."""
+    if device.type != "cuda":
+        return None
+    return ".".join(str(part) for part in nccl.version())
+
+
 def record_compile(durations_s: Sequence[float], records: RankRecords) -> float | None:
     """Write the ``compile`` event and give its seconds; null, with the reason, after one step."""
     compile_time_s = compile_time(durations_s)
@@ -193,7 +202,10 @@ def record_compile(durations_s: Sequence[float], records: RankRecords) -> float 
 
 
 def compile_time(durations_s: Sequence[float]) -> float | None:
-    """Seconds of the first step beyond the median of the later ones; null without later ones."""
+    """Seconds of the first step beyond the median of the later ones; null without later ones.
+
+    On a GPU that also holds what any first step does: communicators, the allocator's first blocks.
+    """
     if len(durations_s) < 2:
         return None
     return durations_s[0] - statistics.median(durations_s[1:])

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.processes import RUN_DIR_VARIABLE, die_with_parent, stop_marked
+from harness.processes import RUN_DIR_VARIABLE, stop_marked
 from harness.record.read import read_events, read_manifest
 from harness.record.run_dir import EventWriter, RunDir
 from harness.record.schema import EventKind, Manifest
@@ -58,8 +58,6 @@ def main(argv: Sequence[str]) -> int:
         0 when torchrun exited 0, else 1.
     """
     options = _parse(argv)
-    if options.parent_pid is not None and not die_with_parent(options.parent_pid, signal.SIGTERM):
-        return 1
     run_dir = RunDir(options.run_dir)
     node = Node(
         run_dir=run_dir, node_rank=options.node_rank, manifest=read_manifest(run_dir.manifest)
@@ -249,7 +247,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m harness.node", description=main.__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
     parser.add_argument("--node-rank", type=int, required=True, help="0 .. number of nodes - 1")
-    parser.add_argument("--parent-pid", type=int, help="stop when this parent ends")
     parser.add_argument(
         "--stop-on-stdin-eof", action="store_true", help="stop when standard input closes"
     )

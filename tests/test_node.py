@@ -240,11 +240,3 @@ def test_the_kernel_s_count_of_kills_is_read_and_zero_where_there_is_none(monkey
 
     monkeypatch.setattr("pathlib.Path.read_text", missing)
     assert module._host_oom_kills() == 0
-
-
-def test_a_node_whose_parent_is_gone_before_it_began_does_nothing(write_run, monkeypatch):
-    monkeypatch.setattr(module, "die_with_parent", lambda *_: False)
-    run_dir = write_run()
-    words = ["--run-dir", str(run_dir.root), "--node-rank", "0", "--parent-pid", "1"]
-    assert main(words) == 1
-    assert read_events(run_dir.root).records == ()

@@ -1,7 +1,6 @@
 """One GPU, the kernel as it is meant to run: bf16, fused AdamW, flash attention, power, MFU."""
 
 import importlib.util
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from analysis.derive import measure
+from analysis.load import load_results
 from harness import hardware, metrics
 from harness.record.read import read_events, read_jsonl
+from harness.record.run_dir import RunDir
 from harness.record.schema import EventKind
 from harness.samples import GpuSample
 from harness.train import materialise
@@ -31,6 +33,7 @@ assert _SPEC.loader is not None
 train_run = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(train_run)
 
+ROOT = Path(__file__).parents[2]
 # Heads of 64 and enough work that a step is not all launch overhead.
 MODEL = (
     "model.hidden_size=512",
@@ -46,21 +49,31 @@ MODEL = (
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished run of one GPU rank with the NVML sampler beside it."""
-    store = train_run.make_store(tmp_path_factory.mktemp("store"), MODEL)
-    run_dir = train_run.make_run(
-        tmp_path_factory.mktemp("run"), store, world_size=1, overrides=MODEL, on="gpus"
+def results(tmp_path_factory):
+    """The results folder of a campaign of one GPU, through the front door, NVML beside it."""
+    folder = tmp_path_factory.mktemp("campaign")
+    overrides = ["experiment=scaling", "gpus=1", "points=[1]", "experiment.design.repeats=1"]
+    places = [f"results_dir={folder / 'results'}", f"cache_dir={folder / 'cache'}"]
+    power = ["power=nvml", "power.interval_s=0.1", "corpus.max_bytes=2000000"]
+    size = ["model=qwen3_tiny", "train.global_batch_size=32", "train.micro_batch_size=16"]
+    pace = ["train.learning_rate=1e-3", "train.warmup_steps=3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *overrides, *places, *power, *size, *pace, *MODEL],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
-    command = [sys.executable, "-m", "harness.power", "--run-dir", str(run_dir.root), "--node", "0"]
-    sampler = subprocess.Popen([*command, "--source", "nvml", "--interval", "0.1"])
-    try:
-        code = train_run.run(run_dir, 1)
-    finally:
-        sampler.send_signal(signal.SIGTERM)
-        sampler.wait(30)
-    assert code == 0, run_dir.log("rank00000.err").read_text()[-3000:]
-    return run_dir
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "results"
+
+
+@pytest.fixture(scope="module")
+def finished(results):
+    """The one run of that campaign."""
+    (path,) = results.glob("scaling/*/summary.json")
+    return RunDir(path.parent)
 
 
 def test_the_loss_falls_in_bf16(finished):
@@ -78,21 +91,28 @@ def test_memory_is_the_gpus_and_nothing_was_retried(finished):
     assert last.alloc_retries == 0
 
 
-def test_power_is_recorded_or_its_absence_explained(finished):
-    rows = [r for r in _gpu_rows(finished) if r.gpu is not None]
-    assert rows
+def test_watts_of_the_rank_s_own_gpu_are_recorded(finished):
+    (ready,) = [e for e in read_events(finished.root).records if e.kind is EventKind.RANK_READY]
+    rows = [r for r in _gpu_rows(finished) if r.gpu_uuid == ready.detail["gpu_uuid"]]
+    watts = [row.power_w for row in rows if row.power_w is not None]
+    assert len(watts) > len(rows) / 2
+    assert all(w > 0 for w in watts)
     assert all(row.power_w is not None or row.reason for row in rows)
 
 
-def test_mfu_is_a_fraction_of_a_known_peak(finished):
+def test_the_table_has_mfu_and_joules_of_a_known_gpu(results):
+    (run,) = load_results(results).runs
+    found = measure(run)
+    assert found.is_clean, found.notes
+    assert found.joules_per_token is None or found.joules_per_token > 0
     facts = hardware.find_device(torch.cuda.get_device_name())
     peak = None if facts is None else hardware.peak_flops(facts, "bf16")
     if peak is None:
-        pytest.skip(f"{torch.cuda.get_device_name()}: no sourced peak, so no MFU")
-    later = train_run.steps(finished)[10:]
-    rate = metrics.tokens_per_second(sum(r.tokens for r in later), sum(r.duration_s for r in later))
-    flops = metrics.flops_per_token(_model(), 256, metrics.MfuConvention.PALM, embeddings=False)
-    assert 0 < metrics.mfu(rate, flops, peak.flops_per_s, 1) < 1
+        assert found.mfu.value is None
+        assert found.mfu.reason
+    else:
+        assert 0 < found.mfu.value < 1
+        assert found.mfu.peak_flops_per_s == peak.flops_per_s
 
 
 def test_attention_without_a_mask_runs_on_the_flash_kernel():

@@ -31,6 +31,10 @@ class MetricError(HarnessError):
     """A figure cannot be computed from these values, or comes out impossible."""
 
 
+class FormatError(HarnessError):
+    """A telemetry file cannot be read, or holds nothing that can be judged by watts."""
+
+
 class MissingExtraError(HarnessError):
     """An optional dependency is not installed; the message names the extra."""
 

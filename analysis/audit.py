@@ -8,12 +8,12 @@ what could explain them; none is smoothed over.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 import harness.config
+from analysis.audit_row import AuditRow, compare
 from analysis.reference import (
     ReferenceLabel,
     ScalingReference,
@@ -28,31 +28,9 @@ from harness.config import ModelConfig
 from harness.metrics import gpu_hours_per_epoch, num_parameters, scaling_efficiency
 from harness.parse import parse
 
-# Relative slack for binary fractions: 3312.5 must count as rounding to 3313.
-_EPSILON = 1e-9
 # 100 % is not one more figure to round to, it is the ideal; see _efficiency.
 _IDEAL_PCT = 100.0
 _IDEAL_RESOLUTION_PCT = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRow:
-    """One figure of the reference against the same figure made from its other figures.
-
-    ``low`` and ``high`` bound the recomputed value where the inputs do not fix it; ``recomputed``
-    is then their middle.
-    """
-
-    check: str
-    unit: str
-    stated: float
-    recomputed: float
-    low: float | None
-    high: float | None
-    difference_pct: float
-    agrees: bool
-    note: str
-    label: ReferenceLabel
 
 
 def audit_rows() -> tuple[AuditRow, ...]:
@@ -77,7 +55,7 @@ def _batch(setup: Mapping[str, float]) -> tuple[AuditRow, ...]:
     tokens = sequences * setup["sequence_length"]
     accumulation = sequences / (setup["micro_batch_size"] * setup["gpus"])
     return (
-        _row(
+        compare(
             "tokens per step",
             "tokens",
             stated=setup["tokens_per_step"],
@@ -85,7 +63,7 @@ def _batch(setup: Mapping[str, float]) -> tuple[AuditRow, ...]:
             resolution=1.0,
             note="global batch x sequence length",
         ),
-        _row(
+        compare(
             "gradient accumulation steps, 16 GPUs",
             "micro batches",
             stated=setup["gradient_accumulation_steps"],
@@ -100,7 +78,7 @@ def _epoch(setup: Mapping[str, float], deadlock: Mapping[str, float]) -> tuple[A
     tokens = _epoch_tokens(setup, deadlock)
     block_tokens = setup["gpus"] * setup["sequence_length"]
     return (
-        _row(
+        compare(
             "epoch tokens",
             "tokens",
             stated=setup["epoch_tokens"],
@@ -108,7 +86,7 @@ def _epoch(setup: Mapping[str, float], deadlock: Mapping[str, float]) -> tuple[A
             resolution=1e7,
             note="steps per epoch x tokens per step",
         ),
-        _row(
+        compare(
             "epoch tokens from blocks",
             "tokens",
             stated=setup["epoch_tokens"],
@@ -119,7 +97,7 @@ def _epoch(setup: Mapping[str, float], deadlock: Mapping[str, float]) -> tuple[A
             resolution=1e7,
             note="16 ranks, each between the fewest and the most blocks",
         ),
-        _row(
+        compare(
             "packed corpus",
             "GB",
             stated=setup["packed_corpus_gb"],
@@ -127,7 +105,7 @@ def _epoch(setup: Mapping[str, float], deadlock: Mapping[str, float]) -> tuple[A
             resolution=1.0,
             note="epoch tokens x 4 bytes",
         ),
-        _row(
+        compare(
             "steps per epoch",
             "steps",
             stated=deadlock["steps_per_epoch"],
@@ -155,7 +133,7 @@ def _scaling_point(
     least, most = (gpu_hours_per_epoch(gpus, tokens, rate + d) for d in (50.0, -50.0))
     inputs = f"throughput to 100 tokens/s leaves {least:.1f} to {most:.1f} open"
     return (
-        _row(
+        compare(
             f"throughput per GPU, {where}",
             "tokens/s",
             stated=point.tokens_per_second_per_gpu,
@@ -163,7 +141,7 @@ def _scaling_point(
             resolution=1.0,
             note="throughput / GPUs",
         ),
-        _row(
+        compare(
             f"epoch time, {where}",
             "h",
             stated=point.epoch_hours,
@@ -171,7 +149,7 @@ def _scaling_point(
             resolution=0.1,
             note="epoch tokens / throughput",
         ),
-        _row(
+        compare(
             f"GPU-hours per epoch, {where}",
             "GPU-h",
             stated=point.gpu_hours_per_epoch,
@@ -192,7 +170,7 @@ def _efficiency(point: ScalingReference, base: ScalingReference) -> AuditRow:
     note = f"throughput / ({point.gpus}/{base.gpus} x throughput of {base.gpus} GPUs)"
     if is_ideal_stated and point is not base:
         note += "; 100 % says ideal, so it is held to 0.1 %: rounding to whole percent hides a loss"
-    return _row(
+    return compare(
         f"strong-scaling efficiency, {point.gpus} GPUs",
         "%",
         stated=stated,
@@ -205,7 +183,7 @@ def _efficiency(point: ScalingReference, base: ScalingReference) -> AuditRow:
 def _parameters(setup: Mapping[str, float]) -> AuditRow:
     file = Path(harness.config.__file__).parents[1] / "experiments" / "model" / "qwen3_32b.yaml"
     model = parse(ModelConfig, yaml.safe_load(file.read_text(encoding="utf-8")), "model")
-    return _row(
+    return compare(
         "parameters",
         "parameters",
         stated=setup["parameters"],
@@ -220,8 +198,8 @@ def _data_path() -> tuple[AuditRow, ...]:
     rows = load_datapath()
     local = next(r for r in rows if r.path == "local_pretokenised_cache")
     return tuple(
-        _row(
-            f"data path relative to local cache, {row.condition}",
+        compare(
+            f"data path relative to local cache, {row.condition.replace('_', ' ')}",
             "ratio",
             stated=row.relative,
             recomputed=row.tokens_per_second_median / local.tokens_per_second_median,
@@ -237,7 +215,7 @@ def _activation_checkpointing() -> AuditRow:
     rows = {r.activation_checkpointing: r for r in load_activation_checkpointing()}
     stated = rows["on"].slowdown
     assert stated is not None
-    return _row(
+    return compare(
         "slowdown by activation checkpointing",
         "ratio",
         stated=stated,
@@ -253,7 +231,7 @@ def _deadlock(deadlock: Mapping[str, float], point: ScalingReference) -> tuple[A
     # At least one rank has the most blocks and one the fewest; the other ranks are unknown.
     low, high = (100.0 * n * spread / (ranks * least + n * spread) for n in (1, ranks - 1))
     return (
-        _row(
+        compare(
             "last step before the hang",
             "step",
             stated=deadlock["step_of_deadlock"],
@@ -262,7 +240,7 @@ def _deadlock(deadlock: Mapping[str, float], point: ScalingReference) -> tuple[A
             note="steps that the shortest rank can make; a log line every 10 steps would explain"
             " it, which is not stated",
         ),
-        _row(
+        compare(
             "tokens dropped by equalising to the minimum",
             "%",
             stated=deadlock["tokens_dropped_by_min"],
@@ -271,7 +249,7 @@ def _deadlock(deadlock: Mapping[str, float], point: ScalingReference) -> tuple[A
             note="only the fewest and the most blocks of a rank are known: from one rank with the"
             " most to all but one",
         ),
-        _row(
+        compare(
             "cost of one hang",
             "epochs",
             stated=deadlock["cost_of_one_hang_epochs"],
@@ -283,41 +261,13 @@ def _deadlock(deadlock: Mapping[str, float], point: ScalingReference) -> tuple[A
 
 
 def _memory(setup: Mapping[str, float]) -> AuditRow:
-    return _row(
+    return compare(
         "memory in use per GPU",
         "%",
         stated=setup["memory_used_pct"],
         recomputed=100.0 * setup["memory_used_per_gpu_gb"] / setup["memory_per_gpu_gb"],
         resolution=1.0,
         note="memory in use / memory of the GPU",
-    )
-
-
-def _row(
-    check: str,
-    unit: str,
-    *,
-    stated: float,
-    recomputed: float | tuple[float, float],
-    resolution: float,
-    note: str,
-    label: ReferenceLabel = ReferenceLabel.SECONDARY,
-) -> AuditRow:
-    """Compare; ``resolution`` is one unit of the last stated digit, a pair of values are bounds."""
-    low, high = recomputed if isinstance(recomputed, tuple) else (recomputed, recomputed)
-    middle = (low + high) / 2.0
-    slack = resolution / 2.0 + _EPSILON * abs(stated)
-    return AuditRow(
-        check=check,
-        unit=unit,
-        stated=stated,
-        recomputed=middle,
-        low=low if low < high else None,
-        high=high if low < high else None,
-        difference_pct=100.0 * (stated / middle - 1.0),
-        agrees=low - slack <= stated <= high + slack,
-        note=note,
-        label=label,
     )
 
 

@@ -9,6 +9,7 @@ _COMMANDS = {
     "tables": "rebuild tables and figures from a results folder",
     "figures": "draw the figures alone",
     "report": "write REPORT.md from the curated results, or check that it is up to date",
+    "curate": "copy a campaign into the curated results, without paths and host names",
 }
 
 
@@ -25,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from analysis import figures as command
     elif name == "report":
         from analysis import report as command
+    elif name == "curate":
+        from analysis import curate as command
     else:
         print(f"error: {name}: no such command; one of {', '.join(_COMMANDS)}", file=sys.stderr)
         return 2

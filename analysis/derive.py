@@ -8,49 +8,27 @@ and marked, and only steady steps make a throughput. A run that ran fewer steps 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from analysis.devices import device_name, rank_gpu_uuids
 from analysis.energy import Energy, window_energy
 from analysis.load import Run
+from analysis.mfu import Mfu, run_mfu
 from analysis.power_trace import PowerTrace
 from analysis.steps import StepRow, step_rows
-from harness.config import ModelConfig
-from harness.errors import ConfigError, MetricError
-from harness.hardware import Peak, find_device, missing_peak_reason, peak_flops
 from harness.metrics import (
-    MfuConvention,
-    flops_per_token,
     gpu_hours_per_epoch,
     joules_per_token,
-    mfu,
     throughput_identity_error,
     tokens_per_second,
 )
-from harness.parse import parse
-from harness.record.schema import EventKind, Label, Status
+from harness.record.schema import EventKind, Status
 from harness.stats import find_steady_state
 
 IDENTITY_TOLERANCE = 0.005
 INCOMPLETE = "incomplete"
 INVALID = Status.INVALID.value
-_CONVENTION = MfuConvention.PALM
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mfu:
-    """MFU beside everything that it was made with; ``value`` null where the peak is unknown.
-
-    ``is_impossible`` says that it came out above 1: a wrong peak, count or clock.
-    """
-
-    value: float | None
-    convention: str
-    flops_per_token: float | None
-    peak_flops_per_s: float | None
-    peak_source: str
-    reason: str
-    is_impossible: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +74,14 @@ def measure(run: Run) -> Measures:
     step_time_s = duration_s / len(steady) if steady else None
     wait_s = sum(r.data_wait_s for r in steady)
     retries = _alloc_retries(run)
-    utilization = _mfu(run, rate)
+    utilization = run_mfu(run, rate)
     energy = _energy(run, rows)
     status, notes = _verdict(run, rows, _identity_note(run, steady, rate, step_time_s), utilization)
     if retries:
         notes = (*notes, f"{retries} allocator retries: not a clean throughput sample")
     if energy.reason and run.power:
         notes = (*notes, energy.reason)
-    notes = (*notes, *(f"drift: {d}" for d in run.summary.drift))
+    notes = (*notes, *_sampler_notes(run), *(f"drift: {d}" for d in run.summary.drift))
     epoch_tokens = _epoch_tokens(run)
     return Measures(
         run=run,
@@ -127,24 +105,6 @@ def measure(run: Run) -> Measures:
     )
 
 
-def device_name(run: Run) -> str:
-    """The device as the comparability key names it, else as the host describes itself."""
-    named = run.manifest.comparability.get("device_model")
-    if named:
-        return str(named)
-    hosts = run.manifest.hosts
-    gpus = sorted({g.name for h in hosts for g in h.gpus if g.name})
-    if gpus:
-        return " + ".join(gpus)
-    return f"cpu: {hosts[0].cpu_model}" if hosts and hosts[0].cpu_model else "unknown"
-
-
-def is_cpu(run: Run) -> bool:
-    """Whether the ranks computed on a CPU."""
-    on: Mapping[str, Any] = run.manifest.config.get("on", {})
-    return on.get("device") == "cpu"
-
-
 def _verdict(
     run: Run, rows: Sequence[StepRow], identity: str, utilization: Mfu
 ) -> tuple[str, tuple[str, ...]]:
@@ -154,6 +114,8 @@ def _verdict(
     if run.problem:
         return INVALID, (*notes, run.problem)
     if summary.status is not Status.FINISHED:
+        return summary.status.value, tuple(notes)
+    if run.is_calibration:  # windows, no steps
         return summary.status.value, tuple(notes)
     planned = summary.num_steps_planned - _resumed_at(run)
     if len(rows) < planned:
@@ -208,10 +170,7 @@ def _gpu_hours(run: Run, epoch_tokens: int | None, rate: float | None) -> float 
 
 
 def _energy(run: Run, rows: Sequence[StepRow]) -> Energy:
-    """Energy of the steady window; the watts of another job's recording are not this run's."""
-    power: Mapping[str, Any] = run.manifest.config.get("power", {})
-    if power.get("source") == "replay" and run.manifest.label is not Label.REPLAY:
-        return Energy(joules=None, method="", reason="power is a replay of another recording")
+    """Energy of the steady window; that of a replayed recording is labelled so, like its run."""
     warmup = [r for r in rows if r.is_warmup]
     steady = [r for r in rows if not r.is_warmup]
     if not steady:
@@ -223,66 +182,23 @@ def _energy(run: Run, rows: Sequence[StepRow]) -> Energy:
 
 def _own_traces(run: Run) -> tuple[PowerTrace, ...]:
     """The traces of the GPUs that the ranks ran on; the sampler records every GPU of a node."""
-    ready = [e for e in run.events if e.kind is EventKind.RANK_READY]
-    own = {e.detail.get("gpu_uuid") for e in ready} - {None}
-    if len(own) != run.manifest.trial.world_size:
-        return run.power
-    return tuple(trace for trace in run.power if trace.gpu in own)
+    own = rank_gpu_uuids(run)
+    return tuple(trace for trace in run.power if trace.gpu in own) if own else run.power
+
+
+def _sampler_notes(run: Run) -> tuple[str, ...]:
+    """Telemetry that stopped before the ranks did; the node's own stop of it is marked."""
+    log = "logs/sampler000.log" if run.manifest.trial.num_nodes == 1 else "logs/sampler*.log"
+    return tuple(
+        f"telemetry ended early: exit code {e.detail.get('exitcode')}, see {log}"
+        for e in run.events
+        if e.kind is EventKind.CHILD_EXIT
+        and e.detail.get("child") == "sampler"
+        and not e.detail.get("stopped")
+    )
 
 
 def _joules_per_token(energy: Energy, tokens: int) -> float | None:
     if energy.joules is None or tokens <= 0:
         return None
     return joules_per_token(energy.joules, tokens)
-
-
-def _mfu(run: Run, rate: float | None) -> Mfu:
-    peak, reason = _peak(run)
-    config: Mapping[str, Any] = run.manifest.config
-    try:
-        model = parse(ModelConfig, config.get("model", {}), "model")
-        sequence_length = int(config.get("train", {}).get("sequence_length", 0))
-        flops = flops_per_token(model, sequence_length, _CONVENTION, embeddings=False)
-    except (ConfigError, MetricError) as error:
-        return _no_mfu(None, peak, str(error))
-    if peak is None or rate is None:
-        return _no_mfu(flops, peak, reason or "no throughput")
-    try:
-        value = mfu(rate, flops, peak.flops_per_s, run.manifest.trial.world_size)
-    except MetricError as error:
-        return replace(_no_mfu(flops, peak, str(error)), is_impossible=True)
-    return Mfu(
-        value=value,
-        convention=f"{_CONVENTION}, without embeddings",
-        flops_per_token=flops,
-        peak_flops_per_s=peak.flops_per_s,
-        peak_source=peak.source,
-        reason="",
-    )
-
-
-def _no_mfu(flops: float | None, peak: Peak | None, reason: str) -> Mfu:
-    return Mfu(
-        value=None,
-        convention=f"{_CONVENTION}, without embeddings" if flops else "",
-        flops_per_token=flops,
-        peak_flops_per_s=peak.flops_per_s if peak else None,
-        peak_source=peak.source if peak else "",
-        reason=reason,
-    )
-
-
-def _peak(run: Run) -> tuple[Peak | None, str]:
-    """Dense peak of the one kind of GPU that the run used, or why there is none."""
-    if is_cpu(run):
-        return None, "a CPU has no peak to divide by"
-    gpus = {(g.name, g.memory_total_bytes) for h in run.manifest.hosts for g in h.gpus}
-    names = sorted({name for name, _ in gpus if name})
-    if len(names) != 1:
-        return None, f"{len(names)} kinds of GPU; expected one"
-    memory = next(m for name, m in gpus if name == names[0])
-    train: Mapping[str, Any] = run.manifest.config.get("train", {})
-    precision = str(train.get("precision"))
-    facts = find_device(names[0], memory)
-    peak = peak_flops(facts, precision) if facts else None
-    return peak, missing_peak_reason(names[0], precision, memory) or ""

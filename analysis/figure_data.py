@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.derive import is_cpu
+from analysis.devices import is_cpu
 from analysis.groups import Group
 from analysis.reference import ReferenceLabel
 from analysis.reported import Reported
-from analysis.scaling import group_rows, matches_reference, reference_rows
+from analysis.scaling import matches_reference
+from analysis.scaling_rows import group_rows, reference_rows
 from analysis.table import DAGGER
 
 # Okabe and Ito's palette: told apart by people with any colour vision.

@@ -1,4 +1,4 @@
-"""Throughput and efficiency against GPUs, drawn: ``python -m analysis.figures``.
+"""Every picture, drawn: ``python -m analysis.figures``; here, throughput and efficiency by GPUs.
 
 Every machine and group has a row of panels of its own, because a laptop and 16 GPUs share no axis.
 The report's points stand in a row of their own, and beside GPU runs of the same model. Axes start
@@ -11,37 +11,43 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from analysis import console
+from analysis import console, drawing
 from analysis.figure_data import Point, Row, Series, figure_rows
 from analysis.groups import Group
+from analysis.power_figure import draw_power, power_rows
 from analysis.reported import Reported
 from analysis.table import DAGGER
-from harness.errors import MissingExtraError
-from harness.record.run_dir import naming
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-IDEAL_COLOUR = "#767676"
-_STYLE: Any = {
-    "svg.hashsalt": "wattline",
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+    from analysis.tables import Analysis
+
+IDEAL_COLOUR = drawing.GREY
 _WIDTH_IN, _FOOT_IN = 9.0, 0.4
 _HEAD_IN, _PANEL_IN, _AXIS_IN = 0.85, 2.15, 0.6  # title, panel, axis labels of one row
 _LEFTS_IN, _PANEL_WIDTH_IN = (0.75, 5.2), 3.6
-_DPI = 150
 _FOOTNOTE = (
     f"Bars: 95 % intervals over runs; small dots: single runs.  {DAGGER} secondary: from a third"
     " party's summary of the report."
 )
+
+
+def draw_all(analysis: Analysis, out: Path) -> tuple[Path, ...]:
+    """Draw every picture below ``out`` and give the paths.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        RecordError: the folder cannot be written.
+    """
+    rows = power_rows(analysis.calibrations, analysis.report_table, analysis.traces_table)
+    return (
+        *draw_scaling(analysis.scaling_groups, analysis.reported, out),
+        *draw_power(rows, out),
+    )
 
 
 def draw_scaling(groups: Sequence[Group], reported: Reported, out: Path) -> tuple[Path, ...]:
@@ -51,17 +57,14 @@ def draw_scaling(groups: Sequence[Group], reported: Reported, out: Path) -> tupl
         MissingExtraError: matplotlib is not installed.
         RecordError: the folder cannot be written.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "analysis") from error
     rows = figure_rows(groups, reported)
-    with mpl.rc_context(_STYLE):
+    with drawing.style():
+        from matplotlib.figure import Figure
+
         height = (_HEAD_IN + _PANEL_IN + _AXIS_IN) * len(rows) + _FOOT_IN
-        figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI)
+        figure = Figure(figsize=(_WIDTH_IN, height), dpi=drawing.DPI)
         _draw_rows(figure, rows, height)
-        return tuple(_save(figure, out / f"scaling.{kind}") for kind in ("svg", "png"))
+        return tuple(drawing.save(figure, out / f"scaling.{kind}") for kind in ("svg", "png"))
 
 
 def _draw_rows(figure: Figure, rows: Sequence[Row], height: float) -> None:
@@ -217,17 +220,6 @@ def _kilo(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _save(figure: Figure, path: Path) -> Path:
-    """Without date and version, so that the same records give the same bytes."""
-    metadata: dict[str, Any] = (
-        {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
-    )
-    with naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata=metadata)
-    return path
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; see ``--help``."""
     from analysis.tables import add_folders, analyse
@@ -240,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         root = console.results_folder(args.results)
         analysis = analyse(root)
         out = (args.out or root / "tables") / "figures"
-        paths = draw_scaling(analysis.scaling_groups, analysis.reported, out)
+        paths = draw_all(analysis, out)
         console.warn(analysis.results.warnings)
         console.show("drawn: " + ", ".join(str(p) for p in paths))
         return 0

@@ -14,22 +14,10 @@ from typing import Any
 
 from analysis.derive import Measures
 from harness.errors import HarnessError
-from harness.metrics import scaling_efficiency
-from harness.stats import Interval, mean_interval, ratio_interval
+from harness.stats import Interval, mean_interval
 
 # A factor that is no dotted setting itself, and the settings that follow from it.
-FREED_BY = {
-    "gpus": frozenset(
-        {
-            "gpus",
-            "world_size",
-            "num_nodes",
-            "num_hosts",
-            "gradient_accumulation_steps",
-            "train.gradient_accumulation_steps",
-        }
-    )
-}
+FREED_BY = {"gpus": frozenset({"world_size", "num_nodes", "gradient_accumulation_steps"})}
 
 
 class ComparabilityError(HarnessError):
@@ -57,6 +45,13 @@ class Cell:
     def rates(self) -> tuple[float, ...]:
         """Tokens per second of every clean run."""
         return tuple(m.tokens_per_second for m in self.clean if m.tokens_per_second is not None)
+
+    @property
+    def rate_by_block(self) -> dict[int, float] | None:
+        """Tokens per second by block; null where a block holds more than one clean run."""
+        blocks = [m.run.manifest.trial.block for m in self.clean]
+        is_one_each = len(set(blocks)) == len(blocks)
+        return dict(zip(blocks, self.rates, strict=True)) if is_one_each else None
 
     @property
     def status(self) -> str:
@@ -151,30 +146,6 @@ def group_runs(measures: Iterable[Measures], factors: Sequence[str]) -> tuple[Gr
 def throughput(cell: Cell) -> Interval | None:
     """Mean tokens/s of the clean runs with its 95 % interval; null without a clean run."""
     return mean_interval(cell.rates) if cell.rates else None
-
-
-def efficiency(cell: Cell, baseline: Cell, factors: Sequence[str]) -> Interval | None:
-    """Strong-scaling efficiency of ``cell`` against ``baseline``, a fraction, with 95 % interval.
-
-    The baseline itself is 1 by definition and has no interval. Null without clean runs.
-
-    Raises:
-        ComparabilityError: the two cells differ in more than ``factors``; names the settings.
-    """
-    if not cell.rates or not baseline.rates:
-        return None
-    require_comparable("efficiency", cell.runs[0], baseline.runs[0], factors)
-    if cell.world_size == baseline.world_size:
-        return Interval(estimate=1.0, low=None, high=None, confidence=0.95, n=len(cell.rates))
-    ratio = ratio_interval(cell.rates, baseline.rates)
-    scale = scaling_efficiency(1.0, cell.world_size, 1.0, baseline.world_size)
-    return Interval(
-        estimate=ratio.estimate * scale,
-        low=None if ratio.low is None else ratio.low * scale,
-        high=None if ratio.high is None else ratio.high * scale,
-        confidence=ratio.confidence,
-        n=ratio.n,
-    )
 
 
 def _cells(members: Sequence[Measures]) -> tuple[Cell, ...]:

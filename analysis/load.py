@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.power_trace import PowerTrace, load_power
+from harness.config import Task
 from harness.errors import RecordError
 from harness.record.read import (
     read_campaign,
@@ -25,22 +26,21 @@ from harness.record.read import (
 )
 from harness.record.run_dir import RunDir
 from harness.record.schema import (
-    SCHEMA_VERSION,
     Campaign,
     Event,
-    EventKind,
     Manifest,
     Status,
     StepRecord,
     Summary,
     Trial,
 )
-from harness.record.summary import judge, num_steps_planned
+from harness.record.summary import summary_of
 
 MEASURED = "measured"
 PASSED_OVER = frozenset({"reference", "tables", "figures"})
 _OLD = re.compile(r"\.old\d+$")
 _TRY = re.compile(r"^(?P<run_id>.+)\.try\d+$")
+_RECORDS = ("summary.json", "steps", "events")
 _MAX_DEPTH = 3  # measured / machine / experiment
 
 
@@ -48,6 +48,7 @@ _MAX_DEPTH = 3  # measured / machine / experiment
 class Run:
     """One run folder, read. ``problem`` says what of it could not be read, or is empty."""
 
+    folder: Path
     machine: str
     experiment: str
     factors: tuple[str, ...]
@@ -60,6 +61,11 @@ class Run:
     tries: int
     torn_lines: int
     problem: str
+
+    @property
+    def is_calibration(self) -> bool:
+        """Whether its ranks held phases, in windows, instead of taking steps."""
+        return self.manifest.config.get("task") == Task.CALIBRATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +139,12 @@ def _load_experiment(folder: Path) -> _Experiment:
     runs: list[Run] = []
     seen: set[str] = set()
     for child in _folders(folder):
-        if _TRY.match(child.name) or not (child / "manifest.json").exists():
+        if _TRY.match(child.name):
+            continue
+        if not (child / "manifest.json").exists():
+            if any((child / name).exists() for name in _RECORDS):
+                skipped += 1
+                warnings.append(f"skipped: {child}: it holds records and no manifest.json")
             continue
         seen.add(child.name)
         try:
@@ -184,11 +195,12 @@ def load_run(folder: Path, campaign: Campaign | None, *, earlier_tries: int) -> 
     torn = torn_steps + torn_events + torn_power
     is_rebuilt = not run_dir.summary.exists()
     summary = (
-        _rebuild_summary(manifest, steps, events, torn, earlier_tries + 1)
+        _rebuilt(manifest, steps, events, torn_lines=torn, tries=earlier_tries + 1)
         if is_rebuilt
         else read_summary(run_dir.summary)
     )
     return Run(
+        folder=folder,
         machine=_machine_folder(folder.parent) or _host(manifest),
         experiment=manifest.trial.experiment,
         factors=tuple(campaign.factors) if campaign else tuple(manifest.trial.levels),
@@ -229,37 +241,19 @@ def _load_events(folder: Path, problems: list[str]) -> tuple[tuple[Event, ...], 
     return lines.records, lines.torn
 
 
-def _rebuild_summary(
+def _rebuilt(
     manifest: Manifest,
     steps: Mapping[int, tuple[StepRecord, ...]],
     events: tuple[Event, ...],
-    torn: int,
+    *,
+    torn_lines: int,
     tries: int,
 ) -> Summary:
-    records = [r for rank in steps.values() for r in rank]
-    peaks = [r.peak_memory_bytes for r in records if r.peak_memory_bytes is not None]
-    last = [max((r.step for r in rank), default=0) for rank in steps.values()]
-    times = [manifest.t_unix_s, *(r.t_end_unix_s for r in records)]
-    times += [e.t_unix_s for e in events]
-    kinds = [e.kind for e in events]
-    return Summary(
-        schema_version=SCHEMA_VERSION,
-        run_id=manifest.trial.run_id,
-        status=Status.INTERRUPTED,
-        expected_status=manifest.trial.expected_status,
-        detail=f"no summary.json (interrupted, or still running): {judge(events, len(steps))[1]}",
-        t_start_unix_s=manifest.t_unix_s,
-        t_end_unix_s=max(times),
-        num_steps_planned=num_steps_planned(manifest),
-        last_step=min(last, default=0) or None,
-        num_ranks_finished=kinds.count(EventKind.RANK_FINISHED),
-        teardown_aborts=kinds.count(EventKind.TEARDOWN_ABORT),
-        compile_time_s=None,
-        peak_memory_bytes=max(peaks, default=None),
-        torn_lines=torn,
-        tries=tries,
-        drift=(),
-    )
+    """The summary that was never written: nobody saw this run end, whatever its records say."""
+    by_rank = [steps.get(rank, ()) for rank in range(manifest.trial.world_size)]
+    summary = summary_of(manifest, events, by_rank, torn_lines=torn_lines, tries=tries, drift=())
+    detail = f"no summary.json (interrupted, or still running): {summary.detail}"
+    return replace(summary, status=Status.INTERRUPTED, detail=detail)
 
 
 def _machine_folder(experiment_folder: Path) -> str | None:

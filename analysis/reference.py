@@ -132,11 +132,6 @@ def load_deadlock() -> tuple[QuantityReference, ...]:
     return _load("deadlock.csv", QuantityReference)
 
 
-def load_preflight() -> tuple[QuantityReference, ...]:
-    """The gate before a run."""
-    return _load("preflight.csv", QuantityReference)
-
-
 def load_power_triage() -> tuple[PowerTriageReference, ...]:
     """Board power by state."""
     return _load("power_triage.csv", PowerTriageReference)

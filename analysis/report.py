@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis import console
+from analysis.efficiency import EfficiencyMethod
 from analysis.load import MEASURED
 from analysis.markdown import bullets, code, escape, prose, section_markdown
+from analysis.power_page import evaluation_section, power_section
 from analysis.reported import ARXIV_ID
 from analysis.scaling import NOT_MEASURED, pending_notes
 from analysis.table import DAGGER, Table, Value, number
@@ -23,7 +25,7 @@ from analysis.tables import Analysis, analyse
 from harness.errors import RecordError
 from harness.record.run_dir import write_text
 
-_FIGURE = "scaling.svg"
+_FIGURES = ("scaling.svg", "power.svg")
 _COMMAND = "python -m analysis.report"
 _HOW_TO_READ = [
     "Measured rows name machine and device, and say if the run was real, emulated or a replay.",
@@ -48,11 +50,14 @@ class Places:
         return self.results / "figures"
 
 
-def report_markdown(analysis: Analysis, figure_link: str) -> str:
-    """The whole page."""
+def report_markdown(analysis: Analysis, figures_link: str) -> str:
+    """The whole page; ``figures_link`` is the folder of its pictures, seen from the page."""
+    scaling_figure, power_figure = (f"{figures_link}/{name}" for name in _FIGURES)
     parts = [
         _head(analysis),
-        _scaling(analysis, figure_link),
+        _scaling(analysis, scaling_figure),
+        power_section(analysis, power_figure),
+        evaluation_section(analysis),
         _audit(analysis.table("audit")),
         _runs(analysis),
     ]
@@ -64,9 +69,10 @@ def efficiency_verdict(row: Mapping[str, Value]) -> str:
     estimate, low, high = (
         row[name] for name in ("efficiency_pct", "efficiency_ci_low", "efficiency_ci_high")
     )
+    pairing = ", paired by block" if row["efficiency_method"] == EfficiencyMethod.PAIRED else ""
     reach = (
         f"{row['gpus']} against {row['baseline_gpus']}: {number(estimate, 1)} % of ideal"
-        f" (n = {row['n']})"
+        f" (n = {row['efficiency_n']}{pairing})"
     )
     if not isinstance(low, float) or not isinstance(high, float):
         return f"{reach}; too few runs for an interval, so no verdict."
@@ -192,10 +198,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(places: Places) -> int:
-    from analysis.figures import draw_scaling  # matplotlib is slow to load and optional
+    from analysis.figures import draw_all  # matplotlib is slow to load and optional
 
     analysis, text = _page(places)
-    draw_scaling(analysis.scaling_groups, analysis.reported, places.figures)
+    draw_all(analysis, places.figures)
     write_text(places.report, text)
     console.show(f"written: {places.report}, {places.figures}")
     return 0
@@ -207,8 +213,8 @@ def _check(places: Places) -> int:
     stale = []
     if not places.report.exists() or places.report.read_text(encoding="utf-8") != text:
         stale.append(f"{places.report} is stale")
-    if not (places.figures / _FIGURE).exists():
-        stale.append(f"{places.figures / _FIGURE} is missing")
+    drawn = [places.figures / name for name in _FIGURES]
+    stale += [f"{path} is missing" for path in drawn if not path.exists()]
     for reason in stale:
         print(f"{reason}; run {_COMMAND}", file=sys.stderr)
     return 1 if stale else 0
@@ -221,7 +227,7 @@ def _page(places: Places) -> tuple[Analysis, str]:
         )
     analysis = analyse(places.results)
     console.warn(analysis.results.warnings)
-    link = os.path.relpath(places.figures / _FIGURE, places.report.parent)
+    link = os.path.relpath(places.figures, places.report.parent)
     return analysis, report_markdown(analysis, Path(link).as_posix())
 
 

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from analysis.audit import AuditRow
+from analysis.audit_row import AuditRow
 from analysis.derive import Measures
 from analysis.load import Pending, Results
 from analysis.reference import ReferenceLabel
-from analysis.table import DAGGER, Column, Section, Table, Value, field, number, significant
+from analysis.table import (
+    DAGGER,
+    Column,
+    Section,
+    Table,
+    Value,
+    field,
+    in_words,
+    number,
+    significant,
+)
 from harness.record.schema import Label
+from harness.stats import MIN_SETTLED_LENGTH
 
 RUN_FIELDS = (
     "origin", "label", "experiment", "machine", "run_id", "world_size", "repeat", "status",
@@ -35,7 +46,15 @@ def statistics_table(results: Results, measures: Sequence[Measures]) -> Table:
     )
     notes = ["Warm-up steps are detected by MSER-5 (White 1997) and left out of the rates."]
     if any(m.num_steps and not m.is_settled for m in measures):
-        notes.append("settled: no means that the run was too short to show a steady state.")
+        notes.append(
+            f"settled: no means that the run has fewer than {MIN_SETTLED_LENGTH} steps or that its"
+            " step times still changed half way; its rate may hold warm-up."
+        )
+    if any(m.run.summary.compile_time_s is not None for m in measures):
+        notes.append(
+            "compile_time_s (in the CSV) is the first step beyond the median of the later ones: it"
+            " holds whatever a first step does, setting up communicators included."
+        )
     notes += [f"warning: {warning}" for warning in results.warnings]
     if results.num_skipped:
         notes.append(f"skipped, named above: {results.num_skipped} records.")
@@ -143,14 +162,18 @@ def _check(row: Mapping[str, Value]) -> str:
 def _recomputed(row: Mapping[str, Value]) -> str:
     if row["low"] is None:
         return _stated(row["recomputed"])
-    return f"{_stated(row['low'])} to {_stated(row['high'])}"
+    low, high = _stated(row["low"]), _stated(row["high"])
+    number_low, _, unit_low = low.partition(" ")
+    return f"{number_low} to {high}" if high.endswith(f" {unit_low}") else f"{low} to {high}"
 
 
 def _stated(value: Value) -> str:
     """Six digits: the audit turns on the last one stated."""
-    if isinstance(value, float) and abs(value) < 1e6:
-        return f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.1f}".removesuffix(".0")
-    return number(value) if isinstance(value, int) else f"{value:.5g}"
+    if not isinstance(value, float):
+        return number(value)
+    if abs(value) >= 1e6:
+        return in_words(value, digits=5)
+    return f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.1f}".removesuffix(".0")
 
 
 def _steps(row: Mapping[str, Value]) -> str:

@@ -31,13 +31,13 @@ def measured_columns(*, is_cpu: bool, rows: Sequence[Mapping[str, Value]]) -> tu
         field("tokens_per_second_per_gpu", f"per {unit}", number),
         field("efficiency_pct", "eff. %", _one_digit),
         Column(heading="95 % interval", cell=_efficiency_interval),
-        field("gpu_hours_per_epoch", f"{unit}-h/epoch", significant),
+        field("gpu_hours_per_epoch", f"{unit}-h per epoch", significant),
         field("data_wait_pct", "wait %", _two_digits),
     ]
     if any(row["mfu"] is not None for row in rows):
         columns.append(field("mfu", "MFU", _three_digits))
     if any(row["joules_per_token"] is not None for row in rows):
-        columns.append(field("joules_per_token", "J/token", significant))
+        columns.append(field("joules_per_token", "J per token", significant))
     return (*columns, field("n", "n", number), field("status", "status"))
 
 

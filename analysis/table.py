@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 Value = str | int | float | None
 DAGGER = "\u2020"
-TEXT_WIDTH = 110
-_GAP = "  "
+TEXT_WIDTH = 100
+_GAP, _NARROW_GAP = "  ", " "
 _MIN_TEXT_WIDTH = 12
+_GLUE = "\0"  # stands for a blank where no line may break
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,14 @@ def significant(value: Value) -> str:
     return f"{value:.3g}"
 
 
+def in_words(value: float, digits: int = 3) -> str:
+    """A large number as prose says it: ``1.01 billion``; below a million, plain digits."""
+    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if abs(value) >= unit:
+            return f"{value / unit:.{digits}g} {name}"
+    return f"{value:,.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
 def interval(low: Value, high: Value, show: Callable[[Value], str]) -> str:
     """``low to high``, or nothing where one run gives no spread."""
     if low is None or high is None:
@@ -130,49 +139,78 @@ def _plain(value: Value) -> str:
 def _grid(section: Section, width: int) -> list[str]:
     columns = section.shown
     cells = [[c.cell(row) for c in columns] for row in section.rows]
-    widths = [
-        max([len(c.heading), *(len(line[i]) for line in cells)]) for i, c in enumerate(columns)
-    ]
-    _narrow(widths, columns, width)
-    lines = _line([c.heading for c in columns], columns, widths)
-    lines.append(_GAP.join("-" * w for w in widths))
+    widths, gap = _layout(columns, cells, width)
+    lines = _headings(columns, widths, gap)
+    lines.append(gap.join("-" * w for w in widths))
     for line in cells:
-        lines += _line(line, columns, widths)
+        lines += _line(line, columns, widths, gap)
     return lines
 
 
-def _narrow(widths: list[int], columns: Sequence[Column], width: int) -> None:
+def _layout(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int
+) -> tuple[list[int], str]:
+    """Widths and gap; what is too wide gives way: columns of text, then headings, then the gap."""
+    needed = [max([0, *(len(line[i]) for line in cells)]) for i in range(len(columns))]
+    whole = [max(n, len(c.heading)) for n, c in zip(needed, columns, strict=True)]
+    broken = [
+        max(n, *(len(word) for word in c.heading.split()))
+        for n, c in zip(needed, columns, strict=True)
+    ]
+    for widths, gap in ((whole, _GAP), (broken, _GAP), (list(broken), _NARROW_GAP)):
+        _narrow(widths, columns, width, gap)
+        if _total(widths, gap) <= width:
+            return widths, gap
+    return widths, gap
+
+
+def _total(widths: Sequence[int], gap: str) -> int:
+    return sum(widths) + len(gap) * (len(widths) - 1)
+
+
+def _narrow(widths: list[int], columns: Sequence[Column], width: int, gap: str) -> None:
     """Take what is too wide from the widest columns of text, as far as they can give it."""
-    total = sum(widths) + len(_GAP) * (len(widths) - 1)
-    while total > width:
+    while _total(widths, gap) > width:
         texts = [i for i, c in enumerate(columns) if not c.is_number]
         widest = max(texts, key=lambda i: widths[i], default=None)
         if widest is None or widths[widest] <= _MIN_TEXT_WIDTH:
             return
         widths[widest] -= 1
-        total -= 1
 
 
-def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+def _headings(columns: Sequence[Column], widths: Sequence[int], gap: str) -> list[str]:
+    parts = [textwrap.wrap(c.heading, w) for c, w in zip(columns, widths, strict=True)]
+    height = max(len(p) for p in parts)
+    rows = zip(*([""] * (height - len(p)) + p for p in parts), strict=True)
+    return [_padded(row, columns, widths, gap) for row in rows]
+
+
+def _line(
+    cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], gap: str
+) -> list[str]:
     """One row as text; only columns of text go on in further lines."""
     parts = [
         [cell] if c.is_number else (textwrap.wrap(cell, w, break_on_hyphens=False) or [""])
         for cell, c, w in zip(cells, columns, widths, strict=True)
     ]
     height = max(len(p) for p in parts)
-    lines: list[str] = []
-    for number_of_line in range(height):
-        texts = [p[number_of_line] if number_of_line < len(p) else "" for p in parts]
-        padded = [
-            text.rjust(w) if c.is_number else text.ljust(w)
-            for text, c, w in zip(texts, columns, widths, strict=True)
-        ]
-        lines.append(_GAP.join(padded).rstrip())
-    return lines
+    rows = zip(*(p + [""] * (height - len(p)) for p in parts), strict=True)
+    return [_padded(row, columns, widths, gap) for row in rows]
+
+
+def _padded(
+    texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], gap: str
+) -> str:
+    padded = [
+        text.rjust(w) if c.is_number else text.ljust(w)
+        for text, c, w in zip(texts, columns, widths, strict=True)
+    ]
+    return gap.join(padded).rstrip()
 
 
 def _wrapped(note: str, width: int) -> list[str]:
-    """Break at words, but never inside a command: it must survive copy and paste."""
-    if "`" in note:
-        return [note]
-    return textwrap.wrap(note, width, break_long_words=False, break_on_hyphens=False)
+    """Break at words, but never inside a command in backticks: it must survive copy and paste."""
+    parts = note.split("`")
+    glued = "`".join(p.replace(" ", _GLUE) if i % 2 else p for i, p in enumerate(parts))
+    lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_GLUE, " ") for line in lines]

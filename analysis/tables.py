@@ -13,16 +13,25 @@ from pathlib import Path
 
 from analysis import console
 from analysis.audit import audit_rows
+from analysis.calibrations import Calibration, load_calibrations
 from analysis.derive import Measures, measure
 from analysis.groups import Group, group_runs
 from analysis.load import Results, load_results
 from analysis.markdown import to_markdown
+from analysis.power import power_table
+from analysis.reference import load_power_triage
 from analysis.reported import Reported, load_reported
 from analysis.run_rows import audit_table, statistics_table
-from analysis.scaling import FACTOR, scaling_table
+from analysis.scaling import scaling_table
+from analysis.scaling_rows import FACTOR
 from analysis.table import Table, to_csv, to_text
+from analysis.triage_evaluation import evaluation_table
 from harness.errors import RecordError
 from harness.record.run_dir import write_text
+from harness.triage.bands import Table as PowerTable
+from harness.triage.bands import load_table
+
+REPORT_TABLE, TRACES_TABLE = "b300-report", "h100-sxm-traces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +42,9 @@ class Analysis:
     measures: tuple[Measures, ...]
     scaling_groups: tuple[Group, ...]
     reported: Reported
+    calibrations: tuple[Calibration, ...]
+    report_table: PowerTable
+    traces_table: PowerTable
     tables: tuple[Table, ...]
 
     def table(self, name: str) -> Table:
@@ -50,13 +62,20 @@ def analyse(results_root: Path) -> Analysis:
     measures = tuple(measure(run) for run in results.runs)
     groups = group_runs([m for m in measures if FACTOR in m.run.factors], (FACTOR,))
     reported = load_reported()
+    calibrations = load_calibrations(results)
+    report_table, traces_table = load_table(REPORT_TABLE), load_table(TRACES_TABLE)
     return Analysis(
+        calibrations=calibrations,
+        report_table=report_table,
+        traces_table=traces_table,
         results=results,
         measures=measures,
         scaling_groups=groups,
         reported=reported,
         tables=(
             scaling_table(results, groups, reported),
+            power_table(calibrations, load_power_triage(), report_table, traces_table),
+            evaluation_table(calibrations),
             statistics_table(results, measures),
             audit_table(audit_rows()),
         ),
@@ -111,9 +130,9 @@ def _run(results: Path | None, out: Path | None, *, draw: bool, only: str | None
         console.warn([f"skipped, named above: {analysis.results.num_skipped} records"])
     console.show(f"written: {out}/{{{','.join(t.name for t in analysis.tables)}}}.{{csv,md}}")
     if draw:
-        from analysis.figures import draw_scaling  # matplotlib is slow to load and optional
+        from analysis.figures import draw_all  # matplotlib is slow to load and optional
 
-        paths = draw_scaling(analysis.scaling_groups, analysis.reported, out / "figures")
+        paths = draw_all(analysis, out / "figures")
         console.show("drawn: " + ", ".join(str(p) for p in paths))
     return 0
 

@@ -8,6 +8,7 @@ mistake is one line on standard error and exit code 2.
 from __future__ import annotations
 
 import difflib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ usage: python -m harness experiment=NAME [key=value ...]
   python -m harness experiment=smoke fresh=true           the whole path on a laptop CPU, a minute
   python -m harness experiment=scaling gpus=16            strong scaling on 4, 8 and 16 GPUs
   python -m harness experiment=scaling gpus=2 on=laptop   the same on 1 and 2 CPU ranks
+  python -m harness experiment=calibration gpus=8         the power table of these GPUs
   python -m harness experiment=scaling gpus=16 plan=true  what it would do, without doing it
 
 experiments  {experiments}
@@ -41,6 +43,11 @@ declared, 2 wrong usage. Afterwards: python -m analysis.tables
 """
 
 
+_RATE = "experiment.expected_tokens_per_second_per_gpu"
+_OTHER_SPEED = {"model", "train.strategy", "train.precision", "train.activation_checkpointing"}
+"""Settings under which a preset's expected rate says nothing."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Plan or run what ``argv`` declares; gives the exit code."""
     if any(word in {"-h", "--help", "help"} for word in argv):
@@ -54,6 +61,10 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("wattline: interrupted\n")
         return 1
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
@@ -77,9 +88,13 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     on = cast("Mapping[str, Any]", first["on"])
     size = first["size"] or on["default_size"]
     said = set(keys)
+    if "gpus" in said:
+        said.add("points")  # a preset's points are those of the preset's gpus
     preset = [w for w in _preset(first["experiment"]["sizes"], size) if _key(w) not in said]
     final = _hydra(root, [*preset, *overrides])
     final["size"] = size
+    if said & _OTHER_SPEED and _RATE not in said:
+        final["experiment"]["expected_tokens_per_second_per_gpu"] = None
     return final
 
 
@@ -92,7 +107,7 @@ def _run(argv: Sequence[str]) -> int:
     from rich.console import Console
 
     from harness import plan as planning
-    from harness.config import RunConfig, check
+    from harness.config import RunConfig, Task, check
     from harness.parse import parse
 
     config = parse(RunConfig, compose(argv))
@@ -108,15 +123,15 @@ def _run(argv: Sequence[str]) -> int:
     from harness.progress import View
 
     code = run_campaign(config, plan, argv, View(console, len(plan.trials)))
-    _show_table(config.results_dir)
+    _show_table(config.results_dir, "power" if config.task is Task.CALIBRATE else "scaling")
     return code
 
 
-def _show_table(results_dir: str) -> None:
+def _show_table(results_dir: str, name: str) -> None:
     """Print the table of what was just measured; analysis is a command, never an import here."""
     command = [sys.executable, "-m", "analysis.tables", "--results", results_dir]
     sys.stdout.flush()
-    subprocess.run([*command, "--no-figures", "--only", "scaling"], check=False)
+    subprocess.run([*command, "--no-figures", "--only", name], check=False)
 
 
 def _hydra(root: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -131,8 +146,11 @@ def _hydra(root: Path, overrides: Sequence[str]) -> dict[str, Any]:
             config = hydra_compose("config", overrides=list(overrides))
         return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
     except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{' '.join(overrides)}: {reason[:300]}") from error
+        reason = " ".join(str(error).split()).partition(" See https")[0]
+        raise ConfigError(
+            f"{' '.join(overrides)}: {reason[:300]}; a value with =, ~, blanks or commas goes in"
+            " quotes of its own: 'key=\"VALUE\"'"
+        ) from error
 
 
 def _preset(sizes: Mapping[str, Any], size: object) -> list[str]:

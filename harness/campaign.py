@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.errors import ConfigError, RecordError
-from harness.record.read import read_campaign, read_summary
+from harness.record.read import read_campaign, read_manifest, read_summary
 from harness.record.run_dir import RunDir, naming, write_json
 from harness.record.schema import RERUN_STATUSES, Campaign, CodeState, Summary
 
@@ -113,6 +113,7 @@ def ended(run_root: Path, *, retry_failed: bool) -> Summary | None:
     if not path.exists():
         return None
     summary = read_summary(path)
+    read_manifest(RunDir(run_root).manifest)
     if summary.status in RERUN_STATUSES:
         return None
     if retry_failed and summary.status is not summary.expected_status:

@@ -6,6 +6,7 @@ setting that decides a result has no default in code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,12 +57,32 @@ class Dealing(StrEnum):
 
 
 class PowerSource(StrEnum):
-    """Where watts come from; ``auto`` is nvml where a driver answers, otherwise none."""
+    """Where watts come from; ``auto`` is nvml or amd_smi, whose driver answers, otherwise none."""
 
     AUTO = "auto"
     NVML = "nvml"
+    AMD_SMI = "amd_smi"
     REPLAY = "replay"
     NONE = "none"
+
+
+class Task(StrEnum):
+    """What the ranks of a trial do."""
+
+    TRAIN = "train"
+    CALIBRATE = "calibrate"
+
+
+class CalibrationPhase(StrEnum):
+    """What a GPU is made to do while its watts are recorded."""
+
+    BARE_IDLE = "bare_idle"
+    CONTEXT_IDLE = "context_idle"
+    COMPUTE_BURN = "compute_burn"
+    MEMORY_BURN = "memory_burn"
+    COLLECTIVE_WAIT = "collective_wait"
+    STARVED_LOADER = "starved_loader"
+    BLOCKING_SAVE = "blocking_save"
 
 
 class LauncherKind(StrEnum):
@@ -202,11 +223,49 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerConfig:
-    """The telemetry sampler: its source, its period, and the recording that a replay reads."""
+    """The telemetry sampler: its source, its period, and the recording that a replay reads.
+
+    ``replay_path`` is the telemetry of an earlier run, or a recording by calibration phase, YAML,
+    by its path or by the name of a packaged one.
+    """
 
     source: PowerSource
     interval_s: float
     replay_path: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationConfig:
+    """The phases of a calibration and how they are run.
+
+    Each of ``phases`` gets ``windows_per_phase`` windows of ``window_s`` seconds; the ``settle_s``
+    seconds before each belong to no state, because the sensor still shows what was before.
+    ``matmul_size`` is the side of the square matrices of the compute burn, ``copy_bytes`` the size
+    of each of the two buffers of the memory burn; both shrink to ``memory_fraction`` of what is
+    free. A starved loader computes for ``starved_burst_s``, then waits for ``starved_wait_s``.
+    A blocking save writes ``save_bytes`` again and again.
+    """
+
+    phases: tuple[CalibrationPhase, ...]
+    windows_per_phase: int
+    window_s: float
+    settle_s: float
+    matmul_size: int
+    copy_bytes: int
+    memory_fraction: float
+    starved_burst_s: float
+    starved_wait_s: float
+    save_bytes: int
+
+    @property
+    def num_windows(self) -> int:
+        """Windows of one trial."""
+        return len(self.phases) * self.windows_per_phase
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of all windows of one trial, settling included."""
+        return self.num_windows * (self.settle_s + self.window_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,11 +285,13 @@ class RunConfig:
     """
 
     experiment: ExperimentConfig
+    task: Task
     on: OnConfig
     model: ModelConfig
     corpus: CorpusConfig
     data: DataConfig
     train: TrainConfig
+    calibration: CalibrationConfig
     power: PowerConfig
     launcher: LauncherConfig
     size: str
@@ -269,6 +330,14 @@ def check(config: RunConfig) -> None:
         "train.save_every_steps": train.save_every_steps,
         "train.cpu_threads_per_rank": train.cpu_threads_per_rank,
         "train.collective_timeout_s": train.collective_timeout_s,
+        "calibration.windows_per_phase": config.calibration.windows_per_phase,
+        "calibration.window_s": config.calibration.window_s,
+        "calibration.matmul_size": config.calibration.matmul_size,
+        "calibration.copy_bytes": config.calibration.copy_bytes,
+        "calibration.memory_fraction": config.calibration.memory_fraction,
+        "calibration.starved_burst_s": config.calibration.starved_burst_s,
+        "calibration.starved_wait_s": config.calibration.starved_wait_s,
+        "calibration.save_bytes": config.calibration.save_bytes,
         "corpus.bpe_vocab_size": config.corpus.bpe_vocab_size,
         "corpus.max_bytes": config.corpus.max_bytes,
         "power.interval_s": config.power.interval_s,
@@ -285,6 +354,7 @@ def check(config: RunConfig) -> None:
         if value is not None and not value > 0:
             raise ConfigError(f"{key}={value}: expected a number above 0")
     _check_ranges(config)
+    _check_calibration(config)
     if train.sequence_length > model.max_position_embeddings:
         raise ConfigError(
             f"train.sequence_length={train.sequence_length}: {model.name} takes at most"
@@ -310,9 +380,10 @@ def check(config: RunConfig) -> None:
 
 
 def _check_ranges(config: RunConfig) -> None:
-    train = config.train
+    train, model = config.train, config.model
     not_negative = {
         "data.eval_num_blocks": config.data.eval_num_blocks,
+        "calibration.settle_s": config.calibration.settle_s,
         "train.warmup_steps": train.warmup_steps,
         "train.weight_decay": train.weight_decay,
         "train.min_learning_rate_ratio": train.min_learning_rate_ratio,
@@ -323,5 +394,50 @@ def _check_ranges(config: RunConfig) -> None:
     for key, value in {"adam_beta1": train.adam_beta1, "adam_beta2": train.adam_beta2}.items():
         if not 0 <= value < 1:
             raise ConfigError(f"train.{key}={value}: expected a number from 0 to below 1")
+    if model.num_attention_heads % model.num_key_value_heads:
+        raise ConfigError(
+            f"model.num_attention_heads={model.num_attention_heads}: not a multiple of"
+            f" model.num_key_value_heads={model.num_key_value_heads}"
+        )
+    if config.corpus.tokenizer is None and config.corpus.bpe_vocab_size > model.vocab_size:
+        raise ConfigError(
+            f"corpus.bpe_vocab_size={config.corpus.bpe_vocab_size}: {model.name} has"
+            f" model.vocab_size={model.vocab_size}; use at most that"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", config.experiment.name):
+        raise ConfigError(
+            f"experiment.name={config.experiment.name!r}: it names a folder of results_dir;"
+            " use letters, digits, _ and -"
+        )
     if not config.results_dir:
         raise ConfigError("results_dir='': expected a folder; results is the default")
+
+
+def _check_calibration(config: RunConfig) -> None:
+    calibration = config.calibration
+    if not calibration.memory_fraction < 1:
+        raise ConfigError(
+            f"calibration.memory_fraction={calibration.memory_fraction}: expected a number below 1"
+        )
+    if config.task is not Task.CALIBRATE:
+        return
+    phases = [phase.value for phase in calibration.phases]
+    if not phases or len(set(phases)) < len(phases):
+        raise ConfigError(
+            f"calibration.phases={phases}: expected different ones of {', '.join(CalibrationPhase)}"
+        )
+    fitting = "replay" if config.on.device is Device.CPU else "nvml"
+    if config.power.source.value != fitting:
+        raise ConfigError(
+            f"power.source={config.power.source}: a calibration on.device={config.on.device} takes"
+            f" power.source={fitting}; a CPU rank has no board power of its own (power=synthetic),"
+            " and a replay says nothing about a GPU that is there"
+        )
+    blocked_s = calibration.settle_s + calibration.window_s
+    if blocked_s >= config.train.collective_timeout_s:
+        raise ConfigError(
+            f"calibration.window_s={calibration.window_s}: with calibration.settle_s"
+            f" {calibration.settle_s} a rank waits {blocked_s:g} s in a collective, longer than"
+            f" train.collective_timeout_s={config.train.collective_timeout_s}; raise that, or take"
+            " shorter windows"
+        )

@@ -19,6 +19,7 @@ from types import FrameType
 
 import harness
 from harness import plan as planning
+from harness.calibration import write_table
 from harness.campaign import (
     check_campaign,
     ended,
@@ -27,7 +28,7 @@ from harness.campaign import (
     results_lock,
     set_aside,
 )
-from harness.config import RunConfig
+from harness.config import RunConfig, Task
 from harness.data.build import StoreInfo, prepare_store
 from harness.launch.local import start_node
 from harness.manifest import (
@@ -36,6 +37,7 @@ from harness.manifest import (
     check_data,
     check_devices,
     check_extras,
+    check_folders,
     check_power,
     trial_manifest,
     visible_gpus,
@@ -69,6 +71,7 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
     host = replace(host, gpus=visible_gpus(host.gpus, os.environ))
     check_devices(config, plan, host)
     check_power(config)
+    check_folders(config)
     with results_lock(results_dir), _terminate_as_interrupt():
         stop_marked(experiment_dir, grace_s=STOP_GRACE_S)
         code = collect_code_state(Path(harness.__file__).parents[1])
@@ -79,7 +82,8 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
             ended(experiment_dir / trial.run_id, retry_failed=config.retry_failed) is None
             for trial in plan.trials
         )
-        store = _prepare_store(config, cache_dir, view) if pending else None
+        reads_data = config.task is Task.TRAIN
+        store = _prepare_store(config, cache_dir, view) if pending and reads_data else None
         if store is not None:
             check_data(config, plan, store.num_blocks)
         if config.fresh:
@@ -96,7 +100,10 @@ def run_campaign(config: RunConfig, plan: planning.Plan, argv: Sequence[str], vi
             store=store,
             drift=drift,
         )
-        return _run_trials(site, plan.trials, view)
+        exit_code = _run_trials(site, plan.trials, view)
+        if config.task is Task.CALIBRATE:
+            view.notes(write_table(experiment_dir))
+        return exit_code
 
 
 def _run_trials(site: Site, trials: Sequence[Trial], view: View) -> int:

@@ -5,6 +5,7 @@ Also what must be true before anything starts: the packages, the devices and the
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import time
@@ -14,11 +15,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness import plan as planning
-from harness.campaign import num_tries
-from harness.config import Device, PowerSource, RunConfig
+from harness.config import Device, PowerSource, RunConfig, Task
 from harness.data.build import StoreInfo
 from harness.errors import ConfigError, LaunchError, MissingExtraError
 from harness.parse import to_plain
+from harness.power.phase_replay import (
+    is_by_phase,
+    packaged_recordings,
+    read_phase_recording,
+)
 from harness.power.replay import read_recording
 from harness.power.sampler import NVML_MIN_INTERVAL_S
 from harness.provenance import collect_environment, collect_packages
@@ -41,7 +46,10 @@ _NOT_SPEED = ("CUDA_VISIBLE_DEVICES", "NCCL_COMM_ID", "NCCL_DEBUG", "NCCL_DEBUG_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a campaign runs with on this machine; ``store`` is null when every trial stands."""
+    """What a campaign runs with on this machine.
+
+    ``store`` is null when every trial stands, or reads no data.
+    """
 
     config: RunConfig
     argv: tuple[str, ...]
@@ -99,11 +107,55 @@ def check_power(config: RunConfig) -> None:
     """
     power = config.power
     if power.source is PowerSource.REPLAY and power.replay_path is not None:
-        read_recording(Path(power.replay_path))
+        if is_by_phase(power.replay_path):
+            _check_phase_recording(config, power.replay_path)
+        elif config.task is Task.CALIBRATE:
+            raise ConfigError(
+                f"power.replay_path={power.replay_path}: a calibration needs a recording by phase"
+                f" (YAML, or one of {', '.join(packaged_recordings())}); the telemetry of an"
+                " earlier run does not follow the phases of this one"
+            )
+        else:
+            read_recording(Path(power.replay_path))
     if power.source is PowerSource.NVML and power.interval_s < NVML_MIN_INTERVAL_S:
         raise ConfigError(
             f"power.interval_s={power.interval_s:g}: NVML's sensors answer at most 20 times a"
             f" second; use {NVML_MIN_INTERVAL_S} or more"
+        )
+
+
+def _check_phase_recording(config: RunConfig, name_or_path: str) -> None:
+    recording = read_phase_recording(name_or_path)
+    if config.task is not Task.CALIBRATE:
+        raise ConfigError(
+            f"power.replay_path={name_or_path}: a recording by calibration phase, and task="
+            f"{config.task} has no phases; replay a telemetry/node000.jsonl of an earlier run"
+        )
+    missing = [p for p in config.calibration.phases if p not in recording.segments]
+    if missing:
+        raise ConfigError(
+            f"power.replay_path={name_or_path}: it has no segment for {', '.join(missing)};"
+            f" it has {', '.join(recording.segments)}; set calibration.phases to some of these"
+        )
+
+
+def check_folders(config: RunConfig) -> None:
+    """Refuse folders that every rank would look for in vain.
+
+    Raises:
+        ConfigError: names the setting and what is missing.
+    """
+    weights, resume = config.model.weights, config.train.resume_from
+    if weights is not None:
+        folder = Path(weights)
+        if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+            raise ConfigError(
+                f"model.weights={weights}: expected a local Hugging Face folder with config.json"
+                " and *.safetensors files"
+            )
+    if resume is not None and not Path(resume).is_dir():
+        raise ConfigError(
+            f"train.resume_from={resume}: no such folder; give a checkpoint or a folder of them"
         )
 
 
@@ -170,15 +222,7 @@ def campaign_record(
 def trial_manifest(site: Site, trial: Trial) -> Manifest:
     """The manifest of one trial, written before it is launched."""
     config = _resolve(site, trial)
-    store = cast("StoreInfo", site.store)
-    data = DataState(
-        store_path=str(store.path),
-        store_hash=store.store_hash,
-        corpus_hash=store.corpus_hash,
-        tokenizer_hash=store.tokenizer_hash,
-        num_blocks=store.num_blocks,
-        num_tokens=store.num_tokens,
-    )
+    data = None if site.store is None else _data_state(site.store)
     packages = collect_packages()
     environment = collect_environment(dict(os.environ))
     replayed = config.power.source is PowerSource.REPLAY
@@ -212,22 +256,39 @@ def device_model(config: RunConfig, host: HostInfo) -> str:
 def _resolve(site: Site, trial: Trial) -> RunConfig:
     """The settings of one trial with nothing left open: steps, folders."""
     config = planning.trial_config(site.config, trial.levels)
-    store = cast("StoreInfo", site.store)
-    num_steps = config.train.num_steps or planning.steps_per_epoch(config, store.num_blocks)
+    if config.task is Task.CALIBRATE:
+        num_steps = config.calibration.num_windows  # one beat, and one bar, per window
+    else:
+        num_blocks = cast("StoreInfo", site.store).num_blocks
+        num_steps = config.train.num_steps or planning.steps_per_epoch(config, num_blocks)
     folder = config.train.checkpoint_dir or str(site.cache_dir / "checkpoints")
-    tries = num_tries(site.experiment_dir / trial.run_id) + 1
-    checkpoint_dir = str(Path(folder).absolute() / f"{trial.run_id}.try{tries}")
+    # Of its own, whatever was saved there before: run ids repeat in other results folders, and in
+    # a campaign that was set aside.
+    place = hashlib.sha256(str(site.experiment_dir).encode()).hexdigest()[:6]
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    checkpoint_dir = str(Path(folder).absolute() / f"{trial.run_id}.{place}.{stamp}")
     train = replace(config.train, num_steps=num_steps, checkpoint_dir=checkpoint_dir)
     return replace(config, train=train, cache_dir=str(site.cache_dir))
 
 
-def _trial_key(trial: Trial, code: CodeState, data: DataState) -> dict[str, Any]:
+def _data_state(store: StoreInfo) -> DataState:
+    return DataState(
+        store_path=str(store.path),
+        store_hash=store.store_hash,
+        corpus_hash=store.corpus_hash,
+        tokenizer_hash=store.tokenizer_hash,
+        num_blocks=store.num_blocks,
+        num_tokens=store.num_tokens,
+    )
+
+
+def _trial_key(trial: Trial, code: CodeState, data: DataState | None) -> dict[str, Any]:
     return {
         "world_size": trial.world_size,
         "num_nodes": trial.num_nodes,
         "gradient_accumulation_steps": trial.gradient_accumulation_steps,
-        "corpus_hash": data.corpus_hash,
-        "tokenizer_hash": data.tokenizer_hash,
+        "corpus_hash": None if data is None else data.corpus_hash,
+        "tokenizer_hash": None if data is None else data.tokenizer_hash,
         "source_hash": code.source_hash,
     }
 

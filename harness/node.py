@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.config import Task
 from harness.processes import RUN_DIR_VARIABLE, stop_marked
 from harness.record.read import read_events, read_manifest
 from harness.record.run_dir import EventWriter, RunDir
@@ -105,7 +106,9 @@ def torchrun_command(node: Node) -> list[str]:
     command += ["--node-rank", str(node.node_rank), "--parent-pid", str(os.getpid()), "--"]
     command += ["--standalone", "--nnodes", "1"]
     command += ["--nproc-per-node", str(node.num_local_ranks), "--max-restarts", "0"]
-    return [*command, "-m", "harness.train", "--run-dir", run_dir]
+    command += ["-m", "harness.train", "--run-dir", run_dir]
+    is_calibration = node.manifest.config["task"] == Task.CALIBRATE
+    return [*command, "--task", Task.CALIBRATE.value] if is_calibration else command
 
 
 def rank_environment(node: Node, environment: Mapping[str, str]) -> dict[str, str]:

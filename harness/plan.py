@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from harness.config import Order, RunConfig
+from harness.config import Order, RunConfig, Task
 from harness.errors import ConfigError
 from harness.parse import parse, to_plain
 from harness.record.schema import Status, Trial
@@ -151,7 +151,8 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def spec(config: RunConfig) -> dict[str, Any]:
     """The settings that define a trial, flat: its run id is a hash of them."""
-    return _without(flatten(cast("dict[str, Any]", to_plain(config))), _NOT_THE_TRIAL)
+    unused = ("calibration",) if config.task is Task.TRAIN else ()
+    return _without(flatten(cast("dict[str, Any]", to_plain(config))), (*_NOT_THE_TRIAL, *unused))
 
 
 def speed_settings(config: RunConfig) -> dict[str, Any]:
@@ -174,7 +175,10 @@ def steps_per_epoch(config: RunConfig, num_blocks: int) -> int:
 
 
 def duration_s(config: RunConfig, plan: Plan, steps_per_epoch: int | None) -> float | None:
-    """Planned seconds of all trials, from the experiment's expected rate; null when unknown."""
+    """Planned seconds of all trials; null when nothing says how fast the ranks will be."""
+    if config.task is Task.CALIBRATE:
+        trial_s = config.experiment.expected_startup_s + config.calibration.duration_s
+        return len(plan.trials) * trial_s
     rate = config.experiment.expected_tokens_per_second_per_gpu
     num_steps = config.train.num_steps or steps_per_epoch
     if rate is None or num_steps is None:

@@ -51,6 +51,11 @@ class View:
         for item in drift:
             self._line(("drift accepted", "yellow"), f": {item}")
 
+    def notes(self, notes: Sequence[str]) -> None:
+        """Print what came of the campaign beyond its records, one line each."""
+        for note in notes:
+            self._line(note)
+
     def store(self, path: Path, num_blocks: int, num_tokens: int, *, built: bool) -> None:
         """Say which block store the trials read."""
         verb = "built" if built else "found"
@@ -59,7 +64,10 @@ class View:
     def trial_starts(self, trial: Trial, manifest: Manifest) -> None:
         """Begin the bar of one trial."""
         train = manifest.config["train"]
-        self._tokens_per_step = train["global_batch_size"] * train["sequence_length"]
+        trains = manifest.data is not None  # the windows of a calibration hold no tokens
+        self._tokens_per_step = (
+            train["global_batch_size"] * train["sequence_length"] if trains else 0
+        )
         self._seen = None
         if not self._console.is_terminal:
             return
@@ -91,7 +99,9 @@ class View:
             per_step_s = (beat.t_unix_s - self._seen[1]) / (beat.step - self._seen[0])
             left_s = per_step_s * max(0, int(task.total or 0) - beat.step)
             speed = self._tokens_per_step / per_step_s if per_step_s > 0 else 0.0
-            rate = f"{speed:,.0f} tokens/s, {left_s:.0f} s left{self._campaign_left()}"
+            rate = f"{left_s:.0f} s left{self._campaign_left()}"
+            if self._tokens_per_step:
+                rate = f"{speed:,.0f} tokens/s, {rate}"
         self._progress.update(task.id, completed=beat.step, rate=rate)
 
     def trial_over(self) -> None:
@@ -118,7 +128,11 @@ class View:
     def skipped(self, trial: Trial, summary: Summary) -> None:
         """Say that a trial stands from an earlier start."""
         self._num_ended += 1
-        self._line(f"{self._where(trial)} {trial.run_id} stands from before: {summary.status}")
+        good = summary.status is summary.expected_status
+        again = "" if good else "; retry_failed=true runs it again"
+        self._line(
+            f"{self._where(trial)} {trial.run_id} stands from before: {summary.status}{again}"
+        )
 
     def finish(self, folder: Path, planned: int, summaries: Sequence[Summary]) -> None:
         """Count how the trials ended and say where the records are."""

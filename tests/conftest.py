@@ -2,18 +2,23 @@
 
 import dataclasses
 import functools
+import importlib.util
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 from harness.__main__ import compose
 from harness.config import RunConfig
+from harness.manifest import campaign_record
 from harness.parse import parse, to_plain
+from harness.plan import make_plan
 from harness.record.run_dir import JsonlWriter, RunDir, write_json
 from harness.record.schema import (
     SCHEMA_VERSION,
     CodeState,
     DataState,
+    GpuInfo,
     HostInfo,
     Label,
     Manifest,
@@ -199,3 +204,85 @@ def write_run(tmp_path, make_manifest):
         return run_dir
 
     return write
+
+
+def _data_module(name):
+    path = Path(__file__).parent / "data" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def made_traces():
+    """The makers of telemetry with a known course, tests/data/made_traces.py."""
+    return _data_module("made_traces")
+
+
+@pytest.fixture
+def make_calibration(
+    tmp_path, compose_config, make_manifest, make_summary, make_host, make_code, make_gpu
+):
+    """Write the records of a calibration campaign that nobody ran; gives its folder.
+
+    ``is_real`` makes them those of a node with H100s. See tests/data/made_calibration.py.
+    """
+    made = _data_module("made_calibration")
+
+    def make(*overrides, is_real=False, root=None, leave_out=(), gpus=None):
+        small = ("calibration.windows_per_phase=3", "calibration.window_s=2")
+        where = () if is_real else ("on=laptop",)
+        words = ("experiment=calibration", *where, *small, "calibration.settle_s=1.5", *overrides)
+        config = compose_config(*words)
+        plan = make_plan(config)
+        folder = root or tmp_path / "results" / "calibration"
+        known = (*(make_gpu(rank) for rank in range(config.gpus)),) if gpus is None else gpus
+        host = make_host(host=made.HOST, driver="580.1" if is_real else None)
+        host = dataclasses.replace(host, gpus=known if is_real else ())
+        write_json(folder / "campaign.json", campaign_record(config, plan, host, make_code()))
+        for trial in plan.trials:
+            manifest = make_manifest(
+                trial=trial,
+                config=to_plain(config),
+                label=Label.REAL if is_real else Label.REPLAY,
+                hosts=(host,),
+                data=None,
+            )
+            run_dir = made.make_run(
+                folder / trial.run_id,
+                manifest,
+                config,
+                repeat=trial.repeat,
+                is_real=is_real,
+                leave_out=leave_out,
+            )
+            summary = make_summary(run_id=trial.run_id, num_steps_planned=21, last_step=21)
+            write_json(run_dir.summary, summary)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_gpu():
+    """GPU ``index`` of a node, changed by keyword."""
+
+    def make(index, **changes):
+        gpu = GpuInfo(
+            index=index,
+            name="NVIDIA H100 80GB HBM3",
+            uuid=f"GPU-{index}",
+            pci_bus_id=None,
+            enforced_limit_w=1000.0,
+            default_limit_w=None,
+            max_sm_clock_mhz=None,
+            memory_total_bytes=None,
+            mig_enabled=None,
+            ecc_enabled=None,
+            power_smoothing=None,
+            reason=None,
+        )
+        return dataclasses.replace(gpu, **changes)
+
+    return make

@@ -224,9 +224,10 @@ def test_a_campaign_of_another_schema_version_is_refused_with_the_repair(tmp_pat
 
 @pytest.mark.parametrize("status", list(Status))
 def test_interrupted_and_preempted_run_again_and_every_other_end_stands(
-    tmp_path, make_summary, status
+    tmp_path, make_summary, make_manifest, status
 ):
     summary = make_summary(status=status)
+    write_json(RunDir(tmp_path).manifest, make_manifest())
     write_json(RunDir(tmp_path).summary, summary)
     again = status in {Status.INTERRUPTED, Status.PREEMPTED}
     assert ended(tmp_path, retry_failed=False) == (None if again else summary)
@@ -234,10 +235,28 @@ def test_interrupted_and_preempted_run_again_and_every_other_end_stands(
     assert ended(tmp_path, retry_failed=True) == (summary if finished else None)
 
 
-def test_a_trial_that_ended_as_declared_is_no_failure_to_retry(tmp_path, make_summary):
+def test_a_trial_that_ended_as_declared_is_no_failure_to_retry(
+    tmp_path, make_summary, make_manifest
+):
     summary = make_summary(status=Status.HANG, expected_status=Status.HANG)
+    write_json(RunDir(tmp_path).manifest, make_manifest())
     write_json(RunDir(tmp_path).summary, summary)
     assert ended(tmp_path, retry_failed=True) == summary
+
+
+def test_a_run_that_analysis_could_not_open_does_not_stand(tmp_path, make_summary, make_manifest):
+    """A manifest of another version, or an empty one, stood as finished and was in no table."""
+    write_json(RunDir(tmp_path).summary, make_summary())
+    write_json(RunDir(tmp_path).manifest, make_manifest(schema_version=SCHEMA_VERSION + 1))
+    with pytest.raises(RecordError, match=r"manifest.json: schema version .*fresh=true"):
+        ended(tmp_path, retry_failed=False)
+    RunDir(tmp_path).manifest.write_text("")
+    with pytest.raises(RecordError, match=r"manifest.json: not JSON"):
+        ended(tmp_path, retry_failed=False)
+    RunDir(tmp_path).manifest.unlink()
+    RunDir(tmp_path).manifest.mkdir()
+    with pytest.raises(RecordError, match=r"manifest.json: cannot be read"):
+        ended(tmp_path, retry_failed=False)
 
 
 def test_a_trial_without_a_summary_has_not_ended(tmp_path):

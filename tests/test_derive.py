@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from analysis.derive import IDENTITY_TOLERANCE, device_name, measure
+from analysis.derive import IDENTITY_TOLERANCE, measure
+from analysis.devices import device_name
 from analysis.load import Run, load_results
 from analysis.steps import step_rows
-from harness.record.schema import Event, EventKind, Label, Status, StepRecord
+from harness.record.schema import Event, EventKind, Status, StepRecord
 
 GOLDEN = Path(__file__).parent / "data" / "golden" / "results"
 
@@ -235,11 +236,62 @@ def test_the_energy_of_other_jobs_gpus_on_the_node_is_not_counted(gpu_run: Run) 
     assert measure(own).joules_per_token == measure(gpu_run).joules_per_token
 
 
-def test_a_replayed_recording_is_not_the_energy_of_a_real_run(gpu_run: Run) -> None:
-    replayed = with_config(gpu_run, "power", source="replay")
-    assert measure(replayed).joules_per_token is None
-    labelled = replace(replayed, manifest=replace(replayed.manifest, label=Label.REPLAY))
-    assert measure(labelled).joules_per_token is not None
+def with_gpus(run: Run, *changes: dict[str, Any]) -> Run:
+    host = run.manifest.hosts[0]
+    gpus = tuple(replace(gpu, **change) for gpu, change in zip(host.gpus, changes, strict=True))
+    return replace(run, manifest=replace(run.manifest, hosts=(replace(host, gpus=gpus),)))
+
+
+def ready_on(run: Run, *uuids: str | None) -> Run:
+    """The same run, its ranks saying which GPU each of them has."""
+    ready = tuple(
+        Event(t_unix_s=0.0, kind=EventKind.RANK_READY, rank=rank, detail={"gpu_uuid": uuid})
+        for rank, uuid in enumerate(uuids)
+    )
+    return replace(run, events=(*run.events, *ready))
+
+
+def test_the_kind_of_gpu_is_that_of_the_gpus_the_ranks_used(gpu_run: Run) -> None:
+    """A job on two H200 beside two other GPUs had no MFU."""
+    mixed = with_gpus(gpu_run, {}, {}, {"name": "NVIDIA L4"}, {"name": "NVIDIA L4"})
+    assert "2 kinds of GPU: NVIDIA H200, NVIDIA L4" in measure(mixed).mfu.reason
+    assert measure(ready_on(mixed, "GPU-0", "GPU-1")).mfu.value == measure(gpu_run).mfu.value
+    assert measure(ready_on(mixed, "GPU-0", "GPU-2")).mfu.value is None
+    for unknown in ((None, "GPU-0"), ("GPU-0", "GPU-0"), ("GPU-0", "GPU-of-no-host")):
+        assert measure(ready_on(mixed, *unknown)).mfu.value is None
+
+
+def test_a_gpu_without_a_name_has_no_mfu(gpu_run: Run) -> None:
+    assert "unnamed" in measure(with_gpus(gpu_run, {"name": None}, {}, {}, {})).mfu.reason
+
+
+def test_mig_anywhere_means_no_mfu(gpu_run: Run) -> None:
+    """A rank on a seventh of an H200 was divided by the peak of a whole one."""
+    result = measure(with_gpus(gpu_run, {}, {}, {}, {"mig_enabled": True}))
+    assert result.mfu.value is None
+    assert "MIG" in result.mfu.reason
+    assert result.is_clean
+
+
+@pytest.mark.parametrize(
+    ("detail", "notes"),
+    [
+        (
+            {"child": "sampler", "exitcode": 2},
+            ("telemetry ended early: exit code 2, see logs/sampler000.log",),
+        ),
+        ({"child": "sampler", "exitcode": 0, "stopped": True}, ()),
+        ({"child": "torchrun", "exitcode": 0}, ()),
+    ],
+)
+def test_a_sampler_that_ended_before_the_ranks_is_a_note(
+    run: Run, detail: dict[str, Any], notes: tuple[str, ...]
+) -> None:
+    """A run whose sampler died had no energy and no word about why."""
+    event = Event(t_unix_s=0.0, kind=EventKind.CHILD_EXIT, rank=None, detail=detail)
+    result = measure(replace(run, events=(*run.events, event)))
+    assert result.notes == notes
+    assert result.is_clean
 
 
 def test_a_run_without_steps_has_no_energy(gpu_run: Run) -> None:

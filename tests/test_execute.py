@@ -173,8 +173,21 @@ def test_retry_failed_runs_it_again_and_keeps_the_first_try(nodes, campaign):
     assert nodes.started == [*campaign.names, first]
     assert summary_of(campaign, f"{first}.try1").status is Status.CRASH
     assert summary_of(campaign, first).tries == 2
-    checkpoints = read_manifest(RunDir(campaign.folder / first).manifest).config["train"]
-    assert checkpoints["checkpoint_dir"].endswith(f"{first}.try2")
+
+
+@pytest.mark.usefixtures("nodes")
+def test_saves_of_two_results_folders_never_share_a_place(campaign):
+    """Run ids repeat in another results folder: the second campaign replaced the first's saves."""
+    campaign()
+    other = campaign.folder.parent.with_name("other")
+    campaign(results_dir=str(other))
+    folders = {
+        read_manifest(RunDir(root / "smoke" / campaign.names[0]).manifest).config["train"][
+            "checkpoint_dir"
+        ]
+        for root in (campaign.folder.parent, other)
+    }
+    assert len(folders) == 2
 
 
 def test_an_interruption_stops_the_campaign_and_the_same_command_completes_it(nodes, campaign):

@@ -96,3 +96,17 @@ def test_scaling_is_the_report_s_setting(scaling_config):
     assert (train.global_batch_size, train.sequence_length) == (128, 2048)
     assert scaling_config.model.name == "qwen3_32b"
     assert {trial.world_size for trial in make_plan(scaling_config).trials} == {4, 8, 16}
+
+
+def test_more_gpus_than_a_preset_has_are_taken_at_their_word(compose_config):
+    """smoke gpus=1 planned 1 and 2 ranks: the preset's points beat the command line."""
+    plan = make_plan(compose_config("experiment=smoke", "gpus=1"))
+    assert [trial.world_size for trial in plan.trials] == [1]
+
+
+def test_another_model_has_no_expected_rate(compose_config):
+    """Qwen3-32B on a laptop was planned to take seven minutes."""
+    config = compose_config("experiment=scaling", "on=laptop", "model=qwen3_0_6b")
+    assert config.experiment.expected_tokens_per_second_per_gpu is None
+    known = compose_config("experiment=scaling", "on=laptop")
+    assert known.experiment.expected_tokens_per_second_per_gpu is not None

@@ -22,9 +22,9 @@ def golden() -> Analysis:
 
 def test_every_machine_and_group_has_a_row_of_its_own(golden: Analysis) -> None:
     rows = figure_rows(golden.scaling_groups, golden.reported)
-    assert [row.unit for row in rows] == ["CPU ranks", "CPU ranks", "GPUs"]
-    assert [len(row.series) for row in rows] == [1, 1, 2]
-    assert "train.precision=bf16" in rows[0].title
+    assert [row.unit for row in rows] == ["CPU ranks", "CPU ranks", "CPU ranks", "GPUs"]
+    assert [len(row.series) for row in rows] == [1, 1, 1, 2]
+    assert "train.precision=bf16" in rows[1].title
 
 
 def test_the_report_stands_alone_when_nothing_of_its_kind_was_measured(golden: Analysis) -> None:
@@ -38,12 +38,12 @@ def test_the_report_stands_alone_when_nothing_of_its_kind_was_measured(golden: A
 
 def test_points_are_the_rows_of_the_table(golden: Analysis) -> None:
     rows = figure_rows(golden.scaling_groups, golden.reported)
-    point = rows[1].series[0].throughput[1]
-    cell = golden.scaling_groups[1].cells[1]
+    point = rows[2].series[0].throughput[1]
+    cell = golden.scaling_groups[2].cells[1]
     assert point.singles == cell.rates
     assert point.low is not None
     assert point.low < min(point.singles)
-    efficiency = rows[1].series[0].efficiency
+    efficiency = rows[2].series[0].efficiency
     assert efficiency[0].value == 100.0
     assert efficiency[0].low is None
 

@@ -60,10 +60,14 @@ def refuse(capsys, tmp_path):
         (
             "train.global_batch_size=9",
             (
-                r"^train.global_batch_size=9: not a multiple of 4 \(train.micro_batch_size 4 x"
-                r" data-parallel size 1\); use 8 or 12$"
+                r"^train.global_batch_size=9: not a multiple of 8 \(train.micro_batch_size 4 x"
+                r" data-parallel size 2\); use 8 or 16$"
             ),
         ),
+        ("experiment.name=../other", r"^experiment.name='../other': it names a folder"),
+        ("model.num_attention_heads=7", r"not a multiple of model.num_key_value_heads=4$"),
+        ("corpus.bpe_vocab_size=1000000", r"qwen3_tiny has model.vocab_size=4096; use at most"),
+        ("results_dir=/tmp/a=b", r"quotes of its own: 'key=\"VALUE\"'$"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_that_names_it(refuse, word, message):

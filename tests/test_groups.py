@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.derive import Measures, measure
+from analysis.efficiency import Efficiency, EfficiencyMethod, efficiency, paired_rates
 from analysis.groups import (
     Cell,
     ComparabilityError,
     differing_keys,
-    efficiency,
     group_runs,
     require_comparable,
     throughput,
 )
 from analysis.load import load_results
+from harness.record.schema import Status
 
 GOLDEN = Path(__file__).parent / "data" / "golden" / "results"
 FACTORS = ("gpus",)
@@ -35,15 +37,22 @@ def with_key(m: Measures, **changes: Any) -> Measures:
     return replace(m, run=replace(m.run, manifest=replace(manifest, comparability=key)))
 
 
-def with_rate(m: Measures, world_size: int, rate: float) -> Measures:
+def with_rate(m: Measures, world_size: int, rate: float, block: int = 0) -> Measures:
     manifest = m.run.manifest
-    trial = replace(manifest.trial, world_size=world_size)
+    trial = replace(manifest.trial, world_size=world_size, block=block)
     run = replace(m.run, manifest=replace(manifest, trial=trial))
     return replace(m, run=run, tokens_per_second=rate, is_clean=True, status="finished")
 
 
 def cell(m: Measures, world_size: int, *rates: float) -> Cell:
+    """Runs of these rates that all stand in one block, as in a sequential design."""
     runs = tuple(with_rate(m, world_size, rate) for rate in rates)
+    return Cell(world_size=world_size, runs=runs)
+
+
+def blocks(m: Measures, world_size: int, rates: dict[int, float]) -> Cell:
+    """One run of each block."""
+    runs = tuple(with_rate(m, world_size, rate, block) for block, rate in rates.items())
     return Cell(world_size=world_size, runs=runs)
 
 
@@ -52,11 +61,12 @@ def test_runs_that_differ_beyond_the_factor_stand_in_groups_named_by_it(
 ) -> None:
     groups = group_runs(measures, FACTORS)
     assert [(g.machine, g.name) for g in groups] == [
+        ("golden-endings", ""),
         ("golden-laptop", "train.precision=bf16"),
         ("golden-laptop", "train.precision=fp32"),
         ("golden-node", ""),
     ]
-    assert [c.world_size for c in groups[1].cells] == [1, 2]
+    assert [c.world_size for c in groups[2].cells] == [1, 2]
 
 
 def test_no_run_is_lost_in_grouping(measures: tuple[Measures, ...]) -> None:
@@ -143,7 +153,7 @@ def test_the_baseline_is_one_by_definition_without_an_interval(
 def test_a_cell_without_clean_runs_has_no_throughput_and_no_efficiency(
     measures: tuple[Measures, ...],
 ) -> None:
-    failed = Cell(world_size=2, runs=tuple(m for m in measures if m.status == "oom"))
+    failed = Cell(world_size=2, runs=tuple(m for m in measures if m.status == "oom")[:1])
     assert throughput(failed) is None
     assert efficiency(failed, cell(measures[0], 1, 100.0), FACTORS) is None
     assert failed.status == "oom"
@@ -153,6 +163,8 @@ def test_a_cell_counts_how_its_runs_ended(measures: tuple[Measures, ...]) -> Non
     groups = group_runs(measures, FACTORS)
     statuses = [c.status for g in groups for c in g.cells]
     assert statuses == [
+        ", ".join(f"1 {status}" for status in Status),
+        "hang",
         "finished",
         "3 finished, 1 interrupted",
         "2 finished, 1 oom",
@@ -165,3 +177,73 @@ def test_hashes_in_a_group_name_are_short(measures: tuple[Measures, ...]) -> Non
     other = with_key(measures[0], commit="f" * 40, driver=None)
     names = [g.name for g in group_runs([with_key(measures[0], driver="580"), other], FACTORS)]
     assert "commit=ffffffffffff, driver=unset" in names
+
+
+def certain(result: Efficiency | None) -> Efficiency:
+    assert result is not None
+    return result
+
+
+def test_what_a_block_does_to_both_of_its_runs_cancels(measures: tuple[Measures, ...]) -> None:
+    """Interleaved arms were compared as independent: a slow block widened every interval."""
+    slow = {0: 1.0, 1: 0.8, 2: 0.6}
+    base = blocks(measures[0], 1, {b: 100.0 * s for b, s in slow.items()})
+    double = blocks(measures[0], 2, {b: 180.0 * s for b, s in slow.items()})
+    result = certain(efficiency(double, base, FACTORS))
+    assert (result.method, result.n) == (EfficiencyMethod.PAIRED, 3)
+    assert (result.low, result.high) == (pytest.approx(0.9), pytest.approx(0.9))
+    loose = certain(
+        efficiency(cell(measures[0], 2, *double.rates), cell(measures[0], 1, *base.rates), FACTORS)
+    )
+    assert loose.method is EfficiencyMethod.WELCH
+    assert loose.low is not None
+    assert loose.low < 0.7
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "pairs"),
+    [
+        ((0, 1, 2), (0, 1, 2), 3),
+        (
+            (0, 1),
+            (0, 1, 2),
+            2,
+        ),  # the third has no partner, the smaller cell is covered
+        ((0, 1, 3), (0, 1, 2), 0),  # a run of the smaller cell would be dropped
+        ((0,), (0, 1, 2), 0),  # one pair gives no spread
+        ((3, 4), (0, 1), 0),
+    ],
+)
+def test_pairs_cover_every_run_of_the_smaller_cell_or_none(
+    measures: tuple[Measures, ...], own: tuple[int, ...], base: tuple[int, ...], pairs: int
+) -> None:
+    double = blocks(measures[0], 2, {b: 180.0 + b for b in own})
+    single = blocks(measures[0], 1, {b: 100.0 + b for b in base})
+    assert len(paired_rates(double, single)) == pairs
+    assert len(paired_rates(single, double)) == pairs
+
+
+def test_runs_of_one_block_are_not_paired(measures: tuple[Measures, ...]) -> None:
+    """A sequential design puts every run into block 0."""
+    assert paired_rates(cell(measures[0], 2, 1.0, 2.0), cell(measures[0], 1, 1.0, 2.0)) == ()
+
+
+def test_single_runs_have_an_efficiency_and_no_interval(measures: tuple[Measures, ...]) -> None:
+    result = certain(
+        efficiency(cell(measures[0], 2, 180.0), cell(measures[0], 1, 100.0, 101.0), FACTORS)
+    )
+    assert result.method is EfficiencyMethod.NO_INTERVAL
+    assert (result.low, result.high) == (None, None)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(1, 1e6)), min_size=2, max_size=6))
+def test_a_paired_efficiency_is_the_geometric_mean_of_ratios(
+    rates: list[tuple[float, float]],
+) -> None:
+    m = measure(load_results(GOLDEN).runs[0])
+    double = blocks(m, 2, {b: own for b, (own, _) in enumerate(rates)})
+    single = blocks(m, 1, {b: base for b, (_, base) in enumerate(rates)})
+    result = certain(efficiency(double, single, FACTORS))
+    logs = [math.log(own / base) for own, base in rates]
+    assert result.estimate == pytest.approx(math.exp(sum(logs) / len(logs)) / 2)
+    assert result.method is EfficiencyMethod.PAIRED

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from analysis.load import Run, load_results
 from harness.errors import RecordError
 from harness.record.schema import Status
+from harness.record.summary import summarise
 
 GOLDEN = Path(__file__).parent / "data" / "golden" / "results"
 LAPTOP = Path("measured") / "golden-laptop" / "scaling"
@@ -21,12 +23,16 @@ def tree(tmp_path: Path) -> Path:
 
 
 def by_id(root: Path, run_id: str) -> Run:
-    return next(r for r in load_results(root).runs if r.manifest.trial.run_id == run_id)
+    return next(
+        r
+        for r in load_results(root).runs
+        if r.manifest.trial.run_id == run_id and r.machine == "golden-laptop"
+    )
 
 
 def test_every_run_folder_is_a_run_and_the_rest_is_named() -> None:
     results = load_results(GOLDEN)
-    assert len(results.runs) == 14
+    assert len(results.runs) == 24
     assert results.num_skipped == 1
     assert len(results.warnings) == 1
     assert "schema version 0" in results.warnings[0]
@@ -35,9 +41,9 @@ def test_every_run_folder_is_a_run_and_the_rest_is_named() -> None:
 
 def test_the_machine_is_the_folder_under_measured_else_the_first_host() -> None:
     machines = {r.machine for r in load_results(GOLDEN).runs}
-    assert machines == {"golden-laptop", "golden-node"}
+    assert machines == {"golden-laptop", "golden-endings", "golden-node"}
     inside = load_results(GOLDEN / "measured")
-    assert {r.machine for r in inside.runs} == {"golden-laptop"}
+    assert {r.machine for r in inside.runs} == {"golden-laptop", "golden-endings"}
     assert {r.machine for r in load_results(GOLDEN / "measured" / "golden-laptop").runs} == {
         "golden-laptop"
     }
@@ -129,7 +135,7 @@ def test_a_campaign_of_another_schema_version_is_named_and_counted(tree: Path) -
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 99}))
     results = load_results(tree)
     assert results.num_skipped == 2
-    assert len(results.runs) == 14
+    assert len(results.runs) == 24
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -155,3 +161,24 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(RecordError, match="not a folder"):
         load_results(path)
+
+
+def test_records_without_a_manifest_are_named_and_counted(tree: Path) -> None:
+    """A run folder that had lost its manifest was passed over without a word."""
+    (tree / LAPTOP / "scaling-g2-5ca1ab1e-r2" / "manifest.json").unlink()
+    results = load_results(tree)
+    assert results.num_skipped == 2
+    assert any("scaling-g2-5ca1ab1e-r2: it holds records" in w for w in results.warnings)
+
+
+def test_a_rebuilt_summary_is_the_one_that_the_harness_would_have_written(tree: Path) -> None:
+    """Two rules told the last step: one run had two, with and without its summary."""
+    for path in (tree / LAPTOP).glob("*/summary.json"):
+        folder = path.parent
+        if ".try" in folder.name or folder.name.endswith("-r9"):
+            continue
+        written = summarise(folder, tries=1, drift=())
+        path.unlink()
+        rebuilt = by_id(tree, folder.name).summary
+        assert rebuilt.detail.endswith(written.detail)
+        assert replace(rebuilt, status=written.status, detail=written.detail, tries=1) == written

@@ -5,7 +5,14 @@ import dataclasses
 import pytest
 
 from harness.errors import ConfigError, LaunchError, RecordError
-from harness.manifest import check_data, check_devices, check_power, device_model, visible_gpus
+from harness.manifest import (
+    check_data,
+    check_devices,
+    check_folders,
+    check_power,
+    device_model,
+    visible_gpus,
+)
 from harness.plan import make_plan
 from harness.record.schema import GpuInfo
 
@@ -49,9 +56,7 @@ def test_ranks_of_a_second_node_are_refused_by_the_local_launcher(
         "experiment=scaling", "train.global_batch_size=16", "train.micro_batch_size=1", *overrides
     )
     host = make_host(gpus=tuple(gpu(i) for i in range(16)))
-    with pytest.raises(
-        LaunchError, match=r"2 nodes of launcher\.gpus_per_node=8.*node=16"
-    ):
+    with pytest.raises(LaunchError, match=r"2 nodes of launcher\.gpus_per_node=8.*node=16"):
         check_devices(config, make_plan(config), host)
 
 
@@ -71,9 +76,7 @@ def test_holding_out_the_whole_store_is_refused(compose_config):
     """Every trial crashed, although the store was known before the first."""
     config = compose_config("data.eval_num_blocks=50")
     check_data(config, make_plan(config), num_blocks=51)
-    with pytest.raises(
-        ConfigError, match=r"data\.eval_num_blocks=50: .*; use at most 49"
-    ):
+    with pytest.raises(ConfigError, match=r"data\.eval_num_blocks=50: .*; use at most 49"):
         check_data(config, make_plan(config), num_blocks=50)
 
 
@@ -108,3 +111,16 @@ def test_different_gpus_are_all_named(compose_config, make_host):
     config = compose_config("experiment=scaling")
     host = make_host(gpus=(gpu(0), gpu(1, name="NVIDIA H200"), gpu(2)))
     assert device_model(config, host) == "NVIDIA B300, NVIDIA H200"
+
+
+def test_folders_that_are_not_there_are_refused_before_every_rank_looks_for_them(
+    compose_config, tmp_path
+):
+    """Each trial crashed, and still stood as crashed when the path had been mended."""
+    with pytest.raises(ConfigError, match=r"model\.weights=.*safetensors"):
+        check_folders(compose_config(f"model.weights={tmp_path}"))
+    with pytest.raises(ConfigError, match=r"train\.resume_from=.*no such folder"):
+        check_folders(compose_config(f"train.resume_from={tmp_path / 'none'}"))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    check_folders(compose_config(f"model.weights={tmp_path}", f"train.resume_from={tmp_path}"))

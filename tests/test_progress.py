@@ -69,7 +69,7 @@ def test_a_trial_that_stands_and_a_store_that_was_found_are_told(
     view, out = plain
     view.skipped(make_trial(), make_summary(status=Status.CRASH))
     view.store(tmp_path, 1, 2, built=False)
-    assert "smoke-g2-0123abcd-r0 stands from before: crash\n" in out.getvalue()
+    assert "smoke-g2-0123abcd-r0 stands from before: crash; retry_failed=true" in out.getvalue()
     assert "block store found: 1 blocks" in out.getvalue()
 
 

@@ -8,7 +8,6 @@ from analysis.reference import (
     load_datapath,
     load_deadlock,
     load_power_triage,
-    load_preflight,
     load_scaling,
     load_setup,
     reference_dir,
@@ -20,7 +19,6 @@ LOADERS = [
     load_datapath,
     load_deadlock,
     load_power_triage,
-    load_preflight,
     load_scaling,
     load_setup,
 ]
@@ -33,8 +31,10 @@ def test_every_reference_row_says_where_it_comes_from(load):
     assert all(row.source.startswith(("abstract", "secondary")) for row in rows)
 
 
-def test_every_reference_file_has_a_loader():
-    assert len(list(reference_dir().glob("*.csv"))) == len(LOADERS)
+def test_every_reference_file_has_a_loader_but_those_that_no_table_shows_yet():
+    files = {path.name for path in reference_dir().glob("*.csv")}
+    assert "preflight.csv" in files
+    assert len(files - {"preflight.csv"}) == len(LOADERS)
 
 
 @pytest.mark.parametrize(

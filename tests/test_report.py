@@ -29,7 +29,8 @@ def test_the_page_answers_question_verdict_and_what_is_missing(project: Path) ->
     page = (project / "REPORT.md").read_text(encoding="utf-8")
     assert "**Question.** How do throughput and GPU-hours" in page
     assert (
-        "2 against 1: 97.3 % of ideal (n = 2), 95 % interval 94.8 to 99.8 %: below ideal." in page
+        "2 against 1: 97.5 % of ideal (n = 2, paired by block), 95 % interval 95.4 to 99.7 %:"
+        " below ideal." in page
     )
     assert "`python -m harness experiment=scaling gpus=16 'points=[16]'`" in page
     assert "(results/measured/figures/scaling.svg)" in page
@@ -85,7 +86,8 @@ def test_every_number_of_a_verdict_stands_in_its_row() -> None:
     row: dict[str, Any] = {
         "gpus": 2,
         "baseline_gpus": 1,
-        "n": 3,
+        "efficiency_n": 3,
+        "efficiency_method": "welch",
         "efficiency_pct": 97.25,
         "efficiency_ci_low": 94.5,
         "efficiency_ci_high": 99.5,
@@ -109,7 +111,8 @@ def test_the_interval_decides_the_verdict(
     row: dict[str, Any] = {
         "gpus": 2,
         "baseline_gpus": 1,
-        "n": 3,
+        "efficiency_n": 3,
+        "efficiency_method": "welch",
         "efficiency_pct": 99.0,
         "efficiency_ci_low": low,
         "efficiency_ci_high": high,

@@ -207,9 +207,15 @@ class FakeNvmlSource:
         pass
 
 
-def open_nvml(monkeypatch, wanted, reason=None, interval_s=1.0):
+class FakeAmdSmiSource(FakeNvmlSource):
+    source = PowerSource.AMD_SMI
+
+
+def open_nvml(monkeypatch, wanted, reason=None, interval_s=1.0, amd_reason="no AMD driver: Y"):
     monkeypatch.setattr(sampler, "NvmlSource", FakeNvmlSource)
+    monkeypatch.setattr(sampler, "AmdSmiSource", FakeAmdSmiSource)
     monkeypatch.setattr(FakeNvmlSource, "reason", reason)
+    monkeypatch.setattr(FakeAmdSmiSource, "reason", amd_reason)
     return open_source(wanted, host="h", interval_s=interval_s, replay_path=None)
 
 
@@ -221,8 +227,21 @@ def test_auto_is_nvml_where_a_driver_answers(monkeypatch):
 
 def test_auto_is_none_with_the_reason_where_no_driver_answers(monkeypatch):
     opened = open_nvml(monkeypatch, PowerSource.AUTO, reason="no NVIDIA driver: X")
-    assert (opened.source.source, opened.reason) == (PowerSource.NONE, "no NVIDIA driver: X")
-    assert opened.source.read().reason == "no NVIDIA driver: X"
+    reasons = "no NVIDIA driver: X; no AMD driver: Y"
+    assert (opened.source.source, opened.reason) == (PowerSource.NONE, reasons)
+    assert opened.source.read().reason == reasons
+
+
+def test_auto_is_amd_smi_where_only_its_driver_answers(monkeypatch):
+    opened = open_nvml(monkeypatch, PowerSource.AUTO, "no NVIDIA driver: X", amd_reason=None)
+    assert (opened.source.source, opened.reason) == (PowerSource.AMD_SMI, None)
+    opened.source.close()
+
+
+def test_amd_smi_that_was_asked_for_goes_on_trying_and_asks_no_nvml(monkeypatch):
+    opened = open_nvml(monkeypatch, PowerSource.AMD_SMI)
+    assert (opened.source.source, opened.reason) == (PowerSource.AMD_SMI, "no AMD driver: Y")
+    opened.source.close()
 
 
 def test_nvml_that_was_asked_for_goes_on_trying_without_a_driver(monkeypatch):

@@ -149,6 +149,16 @@ def node_gone(code):
             "no process was left to say how it ended",
             id="whole tree killed",
         ),
+        pytest.param(
+            [
+                ("rank_error", 1, {"message": "train.resume_from=x: no", "is_refusal": True}),
+                exited(0, -15, "SIGTERM"),
+                NODE_END,
+            ],
+            "refused",
+            "train.resume_from=x: no",
+            id="a setting that only a rank can find wrong",
+        ),
         pytest.param([], "interrupted", "no process was left to say how it ended", id="nothing"),
         pytest.param(
             [("rank_finished", 0), ("rank_finished", 0), NODE_END],
@@ -226,3 +236,12 @@ def test_what_was_never_recorded_is_null(write_run, make_step):
     assert summary.compile_time_s is None
     assert summary.peak_memory_bytes is None
     assert summary.t_end_unix_s == summary.t_start_unix_s
+
+
+def test_a_compile_time_that_could_not_be_told_is_null(write_run, make_step):
+    """A compiled run of one step records null; float(None) then left it without a summary."""
+    unknown = ("compile", 0, {"compile_time_s": None, "reason": "one step only"})
+    run_dir = write_run(steps={0: [make_step(1)]}, events={"rank00000": story(unknown, *FIN)})
+    summary = summarise(run_dir.root, tries=1, drift=())
+    assert summary.status is Status.FINISHED
+    assert summary.compile_time_s is None

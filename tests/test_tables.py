@@ -4,6 +4,7 @@ import csv
 import io
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import cli, console, tables
+from analysis.derive import measure
+from analysis.load import load_results
 from analysis.markdown import escape, prose, section_markdown, to_markdown
-from analysis.table import Column, Section, Table, field, number, significant, to_csv, to_text
+from analysis.run_rows import statistics_table
+from analysis.table import (
+    Column,
+    Section,
+    Table,
+    field,
+    in_words,
+    number,
+    significant,
+    to_csv,
+    to_text,
+)
+from harness.record.schema import Status
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = DATA / "golden" / "results"
 EXPECTED = DATA / "golden" / "expected"
-NAMES = ("scaling", "statistics", "audit")
+NAMES = ("scaling", "power", "triage_evaluation", "statistics", "audit")
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -73,8 +88,52 @@ def test_what_is_not_measured_shows_the_command_that_fills_it(golden_out: Path) 
 
 def test_failed_and_planned_trials_are_rows(golden_out: Path) -> None:
     statuses = [r["status"] for r in rows_of(golden_out / "statistics.csv")]
-    assert {"oom", "interrupted", "incomplete", "not_run"} <= set(statuses)
-    assert len(statuses) == 15
+    assert {*Status, "incomplete", "not_run"} <= set(statuses)
+    assert len(statuses) == 25
+
+
+@pytest.mark.parametrize("status", Status)
+def test_no_status_ever_vanishes(golden_out: Path, status: Status) -> None:
+    """One golden run ended in each way: a row of its own, and counted where it left a mean."""
+    rows = [r for r in rows_of(golden_out / "statistics.csv") if r["machine"] == "golden-endings"]
+    own = next(r for r in rows if r["status"] == status)
+    assert own["is_clean"] == ("yes" if status is Status.FINISHED else "no")
+    assert own["last_step"] == {"finished": "14", "refused": "", "oom": "1"}.get(
+        status, own["last_step"]
+    )
+    scaling = [r for r in rows_of(golden_out / "scaling.csv") if r["machine"] == "golden-endings"]
+    assert f"1 {status}" in scaling[0]["status"]
+    assert own["note"] in scaling[0]["note"]
+
+
+def test_a_world_size_without_a_clean_run_is_a_row(golden_out: Path) -> None:
+    rows = [r for r in rows_of(golden_out / "scaling.csv") if r["machine"] == "golden-endings"]
+    row = next(r for r in rows if r["gpus"] == "2")
+    assert (row["n"], row["status"], row["last_step"]) == ("0", "hang", "13")
+    assert (row["tokens_per_second"], row["efficiency_pct"]) == ("", "")
+
+
+def test_a_row_says_how_its_interval_was_made_and_which_runs_never_settled(
+    golden_out: Path,
+) -> None:
+    rows = rows_of(golden_out / "scaling.csv")
+    methods = {(r["machine"], r["gpus"]): r["efficiency_method"] for r in rows if r["machine"]}
+    assert methods["golden-node", "2"] == "baseline"
+    assert methods["golden-node", "4"] == "paired"
+    notes = {(r["machine"], r["gpus"]): r["note"] for r in rows}
+    assert "2 of 2 runs never settled: fewer than 20 steps" in notes["golden-laptop", "2"]
+    assert "1 of 2 runs never settled: step times still" in notes["golden-node", "4"]
+    page = (golden_out / "scaling.md").read_text(encoding="utf-8")
+    assert "Efficiency intervals: at 4 paired by block (2 blocks)." in page
+
+
+def test_compile_time_is_explained_where_it_is_shown() -> None:
+    """It was taken for compilation alone, and holds the set-up of communicators, too."""
+    results = load_results(GOLDEN)
+    compiled = replace(results.runs[0], summary=replace(results.runs[0].summary, compile_time_s=9))
+    notes = statistics_table(results, [measure(compiled)]).notes
+    assert any("compile_time_s" in note and "communicators" in note for note in notes)
+    assert not any("compile_time_s" in note for note in statistics_table(results, []).notes)
 
 
 def test_the_printed_table_fits_and_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +144,7 @@ def test_the_printed_table_fits_and_hides_nothing(capsys: pytest.CaptureFixture[
         text = to_text(table)
         assert "..." not in text
         assert "\u2026" not in text
-        assert max(len(line) for line in text.splitlines() if "`" not in line) <= 120
+        assert max(len(line) for line in text.splitlines()) <= 100
 
 
 def test_an_empty_results_folder_shows_the_reference_and_says_so(
@@ -236,6 +295,41 @@ def test_text_columns_wrap_and_number_columns_do_not() -> None:
 )
 def test_significant_digits(value: Any, text: str) -> None:
     assert significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.01e9, "1.01 billion"),
+        (32_762_123_264.0, "32.8 billion"),
+        (2.5e12, "2.5 trillion"),
+        (1e6, "1 million"),
+        (262_144.0, "262,144"),
+        (83.773, "83.8"),
+    ],
+)
+def test_large_numbers_are_said_in_words(value: float, text: str) -> None:
+    assert in_words(value) == text
+
+
+def test_a_table_too_wide_gives_way_at_text_then_headings_then_gaps() -> None:
+    columns = (
+        field("rate", "tokens per second", number),
+        field("n", "a b", number),
+        field("name", "name"),
+    )
+    row = {"name": "word " * 8, "rate": 12345, "n": 1}
+    section = Section(title="s", rows=(row,), shown=columns)
+    table = Table(name="t", title="T", fields=tuple(row), sections=(section,))
+
+    def grid(width: int) -> list[str]:
+        return to_text(table, width=width).splitlines()[5:]
+
+    assert grid(70)[0] == "tokens per second  a b  name"
+    assert grid(40)[0] == "tokens per second  a b  name"
+    assert grid(26)[:3] == ["tokens", "   per  a", "second  b  name"]
+    assert grid(21)[3].startswith("------ - ------------")
+    assert max(len(line) for line in grid(21)) == 21
 
 
 def test_the_script_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:

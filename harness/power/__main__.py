@@ -75,6 +75,7 @@ def _sample(arguments: argparse.Namespace, parent: int) -> None:
         host=host,
         interval_s=arguments.interval,
         replay_path=arguments.replay,
+        run_dir=run_dir,
     )
     # From here on a stop is taken between ticks, so that no line is cut.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
@@ -92,6 +93,7 @@ def _sample(arguments: argparse.Namespace, parent: int) -> None:
             wanted=arguments.source,
             interval_s=arguments.interval,
             replay=None if arguments.replay is None else str(arguments.replay),
+            recording=opened.recording,
             reason=opened.reason,
         )
         counts = sample(

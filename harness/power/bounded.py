@@ -19,6 +19,8 @@ from harness.samples import GpuSample
 
 T = TypeVar("T")
 
+_METERS = {PowerSource.NVML: "NVML", PowerSource.AMD_SMI: "AMD SMI"}
+
 
 class Blocking(Protocol):
     """A power source whose calls may not return."""
@@ -125,7 +127,7 @@ class BoundedSource:
             self._caller.end(self._timeout_s)
 
     def _silence(self, timeout_s: float) -> Reading:
-        text = f"NVML did not answer within {timeout_s:g} s"
+        text = f"{_METERS.get(self.source, self.source)} did not answer within {timeout_s:g} s"
         t_unix_s, reason = self._wall(), f"fault: {text}"
         rows = tuple(silenced(s, t_unix_s=t_unix_s, reason=reason) for s in self._known)
         return Reading(samples=rows, faults=(text,), reason=None if rows else reason)

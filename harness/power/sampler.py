@@ -8,19 +8,26 @@ disk ends it with a RecordError: silence would look like a sleeping GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.config import PowerSource
 from harness.errors import ConfigError
+from harness.power.amd_smi import AmdSmiSource
 from harness.power.bounded import BoundedSource
 from harness.power.none import NoneSource
 from harness.power.nvml_source import NvmlSource
+from harness.power.phase_replay import (
+    PhaseFollower,
+    PhaseReplaySource,
+    is_by_phase,
+    read_phase_recording,
+)
 from harness.power.reading import Reading
 from harness.power.replay import ReplaySource, read_recording
-from harness.record.run_dir import EventWriter, JsonlWriter
+from harness.record.run_dir import EventWriter, JsonlWriter, RunDir
 from harness.record.schema import EventKind
 from harness.samples import HostSample
 
@@ -30,6 +37,9 @@ NVML_OPEN_TIMEOUT_S = 30.0
 """Without persistence mode the driver wakes every GPU at the first call, seconds for each."""
 NVML_MIN_INTERVAL_S = 0.05
 """Sensors read faster than 20 Hz answer NotSupported or zero."""
+AMD_SMI_TIMEOUT_S = 2.0
+AMD_SMI_OPEN_TIMEOUT_S = 30.0
+"""AMD SMI's calls are bounded as NVML's are; its driver too may wake a GPU first."""
 FAULT_REPEAT_S = 60.0
 """A fault that lasts is an event again after this long, not at every tick."""
 
@@ -58,10 +68,14 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSource:
-    """A source that is ready, and the reason why it has no GPU to read, or null."""
+    """A source that is ready, and the reason why it has no GPU to read, or null.
+
+    ``recording`` says of a recording by phase what it stands for: name, device, provenance.
+    """
 
     source: Source
     reason: str | None
+    recording: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +92,16 @@ class Counts:
 
 
 def open_source(
-    wanted: PowerSource, *, host: str, interval_s: float, replay_path: Path | None
+    wanted: PowerSource,
+    *,
+    host: str,
+    interval_s: float,
+    replay_path: Path | None,
+    run_dir: RunDir | None = None,
 ) -> OpenSource:
-    """Open the source that was asked for; ``auto`` is NVML where a driver answers, else none.
+    """Open the source that was asked for; ``auto`` is NVML or AMD SMI, whose driver answers.
+
+    A recording by phase follows the ranks of ``run_dir``.
 
     Raises:
         ConfigError: the interval is shorter than NVML's sensors bear, or a replay names no file.
@@ -91,21 +112,43 @@ def open_source(
     if wanted is PowerSource.REPLAY:
         if replay_path is None:
             raise ConfigError("power.source=replay: name the recording with power.replay_path=FILE")
+        if run_dir is not None and is_by_phase(str(replay_path)):
+            return _open_phases(str(replay_path), run_dir, host)
         return OpenSource(source=ReplaySource(read_recording(replay_path)), reason=None)
+    reasons: list[str] = []
+    if wanted is not PowerSource.AMD_SMI:
+        opened = _open_nvml(host, interval_s=interval_s, is_optional=wanted is PowerSource.AUTO)
+        if wanted is PowerSource.NVML or opened.reason is None:
+            return opened
+        opened.source.close()
+        reasons.append(opened.reason)
+    opened = _open_amd_smi(host)
+    if wanted is PowerSource.AMD_SMI or opened.reason is None:
+        return opened
+    opened.source.close()
+    return _none("; ".join((*reasons, opened.reason)))
+
+
+def _open_nvml(host: str, *, interval_s: float, is_optional: bool) -> OpenSource:
     source = BoundedSource(
         NvmlSource(host), timeout_s=NVML_TIMEOUT_S, first_timeout_s=NVML_OPEN_TIMEOUT_S
     )
     reason = source.read().reason
-    if wanted is PowerSource.AUTO and reason is not None:
-        source.close()
-        return _none(reason)
-    if interval_s < NVML_MIN_INTERVAL_S:
+    is_used = reason is None or not is_optional
+    if is_used and interval_s < NVML_MIN_INTERVAL_S:
         source.close()
         raise ConfigError(
             f"power.interval_s={interval_s:g}: NVML's sensors answer at most 20 times a second;"
             f" use {NVML_MIN_INTERVAL_S} or more"
         )
     return OpenSource(source=source, reason=reason)
+
+
+def _open_amd_smi(host: str) -> OpenSource:
+    source = BoundedSource(
+        AmdSmiSource(host), timeout_s=AMD_SMI_TIMEOUT_S, first_timeout_s=AMD_SMI_OPEN_TIMEOUT_S
+    )
+    return OpenSource(source=source, reason=source.read().reason)
 
 
 def sample(
@@ -186,6 +229,21 @@ class FaultLog:
                 self._last_s[fault] = now_s
                 num_ticks = self._unwritten.pop(fault)
                 self._events.write(EventKind.SAMPLER_FAULT, fault=fault, num_ticks=num_ticks)
+
+
+def _open_phases(name_or_path: str, run_dir: RunDir, host: str) -> OpenSource:
+    recording = read_phase_recording(name_or_path)
+    follower = PhaseFollower(run_dir, host)
+    return OpenSource(
+        source=PhaseReplaySource(recording, follower.playing, host=host),
+        reason=None,
+        recording={
+            "name": recording.name,
+            "device": recording.device,
+            "is_synthetic": recording.is_synthetic,
+            "provenance": recording.provenance,
+        },
+    )
 
 
 def _none(reason: str) -> OpenSource:

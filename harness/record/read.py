@@ -79,6 +79,8 @@ def read_versioned(path: Path, cls: type[_VERSIONED]) -> _VERSIONED:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise RecordError(f"{path}: missing; is this a run folder?") from error
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror}); move it away") from error
     except ValueError as error:
         raise RecordError(
             f"{path}: not JSON ({error}); move its folder away to go on without it"

@@ -47,6 +47,7 @@ class Phase(StrEnum):
     TRAIN = "train"
     EVAL = "eval"
     SAVE = "save"
+    CALIBRATE = "calibrate"
     FINISH = "finish"
 
 
@@ -76,6 +77,8 @@ class EventKind(StrEnum):
     SAVE_END = "save_end"
     RESUMED = "resumed"
     EPOCH_END = "epoch_end"
+    PHASE_BEGIN = "phase_begin"
+    PHASE_END = "phase_end"
     SAMPLER_STARTED = "sampler_started"
     SAMPLER_FAULT = "sampler_fault"
     SAMPLER_STOPPED = "sampler_stopped"

@@ -48,13 +48,39 @@ def summarise(run_root: Path, *, tries: int, drift: Sequence[str]) -> Summary:
     manifest = read_manifest(run_dir.manifest)
     events = read_events(run_root)
     steps = [read_steps(run_dir.steps(rank)) for rank in range(manifest.trial.world_size)]
-    status, detail = judge(events.records, manifest.trial.world_size)
-    finished = {e.rank for e in events.records if e.kind is EventKind.RANK_FINISHED}
-    compile_s = [
-        float(e.detail["compile_time_s"]) for e in events.records if e.kind is EventKind.COMPILE
-    ]
-    peaks = [r.peak_memory_bytes for s in steps for r in s.records if r.peak_memory_bytes]
-    times = [manifest.t_unix_s, *(e.t_unix_s for e in events.records)]
+    return summary_of(
+        manifest,
+        events.records,
+        [rank.records for rank in steps],
+        torn_lines=events.torn + sum(rank.torn for rank in steps),
+        tries=tries,
+        drift=drift,
+    )
+
+
+def summary_of(
+    manifest: Manifest,
+    events: Sequence[Event],
+    steps: Sequence[Sequence[StepRecord]],
+    *,
+    torn_lines: int,
+    tries: int,
+    drift: Sequence[str],
+) -> Summary:
+    """Build the summary of a run from its records; pure.
+
+    Args:
+        manifest: What was about to run.
+        events: Of every writer, in order of time.
+        steps: One series per rank, empty for a rank that recorded none.
+        torn_lines: How many torn last lines were left out.
+        tries: How many times this run was started, this one included.
+        drift: What differs from the campaign it belongs to, by name.
+    """
+    status, detail = judge(events, manifest.trial.world_size)
+    told = [e.detail.get("compile_time_s") for e in events if e.kind is EventKind.COMPILE]
+    compile_s = [float(seconds) for seconds in told if seconds is not None]
+    peaks = [r.peak_memory_bytes for rank in steps for r in rank if r.peak_memory_bytes]
     return Summary(
         schema_version=SCHEMA_VERSION,
         run_id=manifest.trial.run_id,
@@ -62,14 +88,14 @@ def summarise(run_root: Path, *, tries: int, drift: Sequence[str]) -> Summary:
         expected_status=manifest.trial.expected_status,
         detail=detail,
         t_start_unix_s=manifest.t_unix_s,
-        t_end_unix_s=max(times),
+        t_end_unix_s=max([manifest.t_unix_s, *(e.t_unix_s for e in events)]),
         num_steps_planned=num_steps_planned(manifest),
-        last_step=_last_step([s.records for s in steps]),
-        num_ranks_finished=len(finished),
-        teardown_aborts=sum(e.kind is EventKind.TEARDOWN_ABORT for e in events.records),
+        last_step=_last_step(steps) or _last_window(events),
+        num_ranks_finished=len({e.rank for e in events if e.kind is EventKind.RANK_FINISHED}),
+        teardown_aborts=sum(e.kind is EventKind.TEARDOWN_ABORT for e in events),
         compile_time_s=max(compile_s, default=None),
         peak_memory_bytes=max(peaks, default=None),
-        torn_lines=events.torn + sum(s.torn for s in steps),
+        torn_lines=torn_lines,
         tries=tries,
         drift=tuple(drift),
     )
@@ -94,6 +120,9 @@ def judge(events: Sequence[Event], world_size: int) -> tuple[Status, str]:
     failures = [e for e in events if e.kind in _FAILURES]
     if interruptions and (not failures or interruptions[0].t_unix_s <= failures[0].t_unix_s):
         return Status.INTERRUPTED, _describe(interruptions[0])
+    refusals = [e for e in failures if e.detail.get("is_refusal")]
+    if refusals:
+        return Status.REFUSED, str(refusals[0].detail.get("message"))
     for kind, status in _FAILURES.items():
         named = [e for e in failures if e.kind is kind]
         if named:
@@ -130,6 +159,15 @@ def _node_vanished(events: Sequence[Event]) -> tuple[Status, str]:
 def _last_step(steps: Sequence[Sequence[StepRecord]]) -> int | None:
     reached = [records[-1].step for records in steps if records]
     return min(reached) if len(reached) == len(steps) and reached else None
+
+
+def _last_window(events: Sequence[Event]) -> int | None:
+    """The last window that every rank of a calibration completed."""
+    reached: dict[int | None, int] = {}
+    for event in events:
+        if event.kind is EventKind.PHASE_END:
+            reached[event.rank] = int(event.detail["window"])
+    return min(reached.values(), default=None)
 
 
 def _describe(event: Event) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from harness.config import Task
 from harness.errors import LaunchError
 from harness.processes import die_with_parent
 from harness.record.run_dir import RunDir, naming
@@ -27,10 +28,12 @@ _EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Become the rank that the launcher's environment names, train, and end."""
+    """Become the rank that the launcher's environment names, do its task, and end."""
     parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
-    run_dir = RunDir(parser.parse_args(argv).run_dir)
+    parser.add_argument("--task", type=Task, choices=list(Task), default=Task.TRAIN)
+    options = parser.parse_args(argv)
+    run_dir = RunDir(options.run_dir)
     try:
         rank, local_rank = rank_of(environ)
     except LaunchError as error:
@@ -45,7 +48,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         EventKind.RANK_STARTED, pid=os.getpid(), host=socket.gethostname(), local_rank=local_rank
     )
     records.phase(0, Phase.START)
-    _leave(_train(run_dir, records))
+    _leave(_work(options.task, run_dir, records))
 
 
 def rank_of(environ: Mapping[str, str]) -> tuple[int, int]:
@@ -78,9 +81,12 @@ def redirect_output(run_dir: RunDir, rank: int) -> None:
             os.close(log)
 
 
-def _train(run_dir: RunDir, records: RankRecords) -> int:
+def _work(task: Task, run_dir: RunDir, records: RankRecords) -> int:
     try:
-        from harness.train import worker
+        if task is Task.CALIBRATE:
+            from harness.train import calibrate_worker as worker
+        else:
+            from harness.train import worker
 
         return worker.main(run_dir, records)
     except Exception as error:  # noqa: BLE001 - the process boundary: recorded, then the exit code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from harness.errors import ConfigError, LaunchError
 from harness.record.run_dir import EventWriter, HeartbeatWriter, RunDir
 from harness.record.schema import EventKind, Phase
 
@@ -30,10 +31,15 @@ class RankRecords:
         self._heartbeat.beat(step, phase)
 
     def error(self, error: BaseException) -> None:
-        """Record what ended this rank, as ``rank_oom`` when memory ran out, else ``rank_error``."""
+        """Record what ended this rank, as ``rank_oom`` when memory ran out, else ``rank_error``.
+
+        A setting that only a rank can find wrong makes the trial refused, not crashed.
+        """
         kind = EventKind.RANK_OOM if is_out_of_memory(error) else EventKind.RANK_ERROR
         tail = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARS:]
-        self.event(kind, type=type(error).__name__, message=str(error), traceback=tail)
+        refusal = {"is_refusal": True} if isinstance(error, ConfigError | LaunchError) else {}
+        name = type(error).__name__
+        self.event(kind, type=name, message=str(error), traceback=tail, **refusal)
 
     def close(self) -> None:
         """Close both files; safe to call twice."""

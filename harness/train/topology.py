@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.config import Device, RunConfig
@@ -66,6 +67,20 @@ def init_topology(config: RunConfig) -> Topology:
     return Topology(
         rank=rank, local_rank=local_rank, world_size=world_size, device=device, mesh=mesh
     )
+
+
+def gpu_uuid(device: torch.device) -> str | None:
+    """The uuid of this rank's GPU as NVML and the telemetry write it; null on CPU."""
+    if device.type != "cuda":
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def nccl_version(device: torch.device) -> str | None:
+    """The NCCL that this rank talks through, as torch was built or loads it; null on CPU."""
+    if device.type != "cuda":
+        return None
+    return ".".join(str(part) for part in nccl.version())
 
 
 def _rank_variable(environment: Mapping[str, str], name: str) -> int:

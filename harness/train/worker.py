@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.cuda import nccl
 
 from harness.config import RunConfig, TrainConfig
 from harness.data.blocks import BlockStore
@@ -30,7 +29,7 @@ from harness.train.memory import peak_memory_bytes
 from harness.train.optimizer import build_optimizer
 from harness.train.parallel import prepare_model
 from harness.train.records import RankRecords
-from harness.train.topology import Topology, init_topology
+from harness.train.topology import Topology, gpu_uuid, init_topology, nccl_version
 
 EXIT_FINISHED = 0
 EXIT_INVALID = 3
@@ -173,20 +172,6 @@ def _finish(job: Job, outcome: Outcome, records: RankRecords) -> int:
     dist.barrier()
     dist.destroy_process_group()
     return EXIT_FINISHED if outcome.is_valid else EXIT_INVALID
-
-
-def gpu_uuid(device: torch.device) -> str | None:
-    """The uuid of this rank's GPU as NVML and the telemetry write it; null on CPU."""
-    if device.type != "cuda":
-        return None
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-
-
-def nccl_version(device: torch.device) -> str | None:
-    """The NCCL that this rank talks through, as torch was built or loads it; null on CPU."""
-    if device.type != "cuda":
-        return None
-    return ".".join(str(part) for part in nccl.version())
 
 
 def record_compile(durations_s: Sequence[float], records: RankRecords) -> float | None:

@@ -38,7 +38,7 @@ from harness.samples import GpuSample, HostSample, PowerKind, PowerScope
 
 GOLDEN = Path(__file__).parent / "golden"
 T0 = 1_796_000_000.0
-NUM_STEPS, NUM_WARMUP = 14, 2
+NUM_WARMUP = 2
 SAMPLE_INTERVAL_S = 20.0
 QUESTION = "How do throughput and GPU-hours scale with the number of GPUs at a fixed global batch?"
 CODE = CodeState(
@@ -74,6 +74,7 @@ class Machine:
         rate: float,
     ) -> None:
         self.folder = folder
+        self.num_steps: int = train["num_steps"]
         self.host = host
         self.rate = rate  # tokens per second and rank, before what scaling costs
         self.device = host.gpus[0].name if host.gpus else f"cpu: {host.cpu_model}"
@@ -85,7 +86,7 @@ class Machine:
             },
             "model": model,
             "data": {"dealing": "global", "eval_num_blocks": 16},
-            "train": train | {"num_steps": NUM_STEPS},
+            "train": train,
             "power": {"source": "auto", "interval_s": SAMPLE_INTERVAL_S},
         }
 
@@ -172,7 +173,7 @@ def run(
     *,
     status: Status = Status.FINISHED,
     detail: str = "",
-    steps: int = NUM_STEPS,
+    steps: int | None = None,
     retries: int = 0,
     has_summary: bool = True,
     tries: int = 1,
@@ -181,6 +182,7 @@ def run(
 ) -> RunDir:
     run_dir = RunDir(machine.folder / item.run_id)
     run_dir.create()
+    steps = machine.num_steps if steps is None else steps
     config = machine.config | {"train": machine.config["train"] | (overrides or {})}
     write_json(run_dir.manifest, manifest(machine, item, config))
     rng = random.Random(f"{item.run_id}-{item.world_size}-{machine.host.host}")
@@ -200,12 +202,12 @@ def run(
                 schema_version=SCHEMA_VERSION,
                 run_id=item.run_id,
                 status=status,
-                expected_status=Status.FINISHED,
+                expected_status=item.expected_status,
                 detail=detail or "every rank finished",
                 t_start_unix_s=T0,
                 t_end_unix_s=T0 + sum(durations) + 2,
-                num_steps_planned=NUM_STEPS,
-                last_step=steps,
+                num_steps_planned=machine.num_steps,
+                last_step=steps or None,
                 num_ranks_finished=item.world_size if status is Status.FINISHED else 0,
                 teardown_aborts=aborts,
                 compile_time_s=None,
@@ -322,7 +324,7 @@ def gpu_sample(host: str, gpu: int, now: float, power_w: float, energy_j: float)
     )
 
 
-def laptop(root: Path) -> None:
+def laptop_machine(folder: Path) -> Machine:
     host = HostInfo(
         host="golden-host", cpu_model="Golden CPU", num_cpus=2, affinity_cpus=2,
         memory_total_bytes=8_000_000_000, governor=None, numa_nodes=1, kernel="6.0", driver=None,
@@ -331,8 +333,13 @@ def laptop(root: Path) -> None:
     train = {
         "strategy": "fsdp2", "precision": "fp32", "sequence_length": 256, "global_batch_size": 8,
         "micro_batch_size": 4, "activation_checkpointing": False, "compile": False,
+        "num_steps": 14,
     }  # fmt: skip
-    machine = Machine(root / "measured" / "golden-laptop" / "scaling", host, TINY, train, 1500.0)
+    return Machine(folder, host, TINY, train, 1500.0)
+
+
+def laptop(root: Path) -> None:
+    machine = laptop_machine(root / "measured" / "golden-laptop" / "scaling")
     planned = [trial(machine, size, repeat) for repeat in range(4) for size in (1, 2)]
     campaign(machine, planned)
     for repeat in range(3):
@@ -356,6 +363,28 @@ def laptop(root: Path) -> None:
     write_text(stranger.manifest, json.dumps(value) + "\n")
 
 
+def endings(root: Path) -> None:
+    """One run of each status, and a world size at which none is clean."""
+    machine = laptop_machine(root / "measured" / "golden-endings" / "scaling")
+    ends = {
+        Status.FINISHED: ("every rank finished", 14),
+        Status.INVALID: ("rank 0: non finite loss (step 9)", 8),
+        Status.REFUSED: ("preflight: unequal step counts", 0),
+        Status.OOM: ("rank 0: rank oom (message out of memory)", 1),
+        Status.CRASH: ("rank 0: rank exit (exitcode -9, signal SIGKILL)", 4),
+        Status.HANG: ("rank 0: hang confirmed", 13),
+        Status.TIMEOUT: ("trial timeout (trial_timeout_s 60.0)", 11),
+        Status.INTERRUPTED: ("stop requested (signal SIGINT)", 6),
+        Status.PREEMPTED: ("stop requested (signal SIGTERM)", 7),
+    }
+    trials = [trial(machine, 1, repeat) for repeat in range(len(ends))]
+    trials.append(replace(trial(machine, 2, 0), expected_status=Status.HANG))
+    campaign(machine, trials)
+    for item, (status, (detail, steps)) in zip(trials, ends.items(), strict=False):
+        run(machine, item, status=status, detail=detail, steps=steps)
+    run(machine, trials[-1], status=Status.HANG, detail="rank 1: hang confirmed", steps=13)
+
+
 def node(root: Path) -> None:
     gpus = tuple(
         GpuInfo(
@@ -374,7 +403,7 @@ def node(root: Path) -> None:
     train = {
         "strategy": "fsdp2", "precision": "bf16", "sequence_length": 2048,
         "global_batch_size": 128, "micro_batch_size": 1, "activation_checkpointing": True,
-        "compile": False,
+        "compile": False, "num_steps": 24,
     }  # fmt: skip
     machine = Machine(root / "scaling", host, BIG, train, 1900.0)
     campaign(machine, [trial(machine, size, repeat) for repeat in range(3) for size in (2, 4)])
@@ -390,6 +419,7 @@ def node(root: Path) -> None:
 def make_tree(root: Path) -> None:
     """Write the golden results below ``root``."""
     laptop(root)
+    endings(root)
     node(root)
     for folder in sorted(root.rglob("*"), reverse=True):
         if folder.is_dir() and not any(folder.iterdir()):

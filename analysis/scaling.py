@@ -32,7 +32,8 @@ _RANGES = (
     "Ranges are 95 % intervals over runs (n runs each); one run has none. Efficiency is against the"
     " smallest world size of the same group; groups are never compared with one another. Its"
     " interval is paired by block where at least 2 blocks hold one clean run of both sizes and they"
-    " hold every clean run of the smaller cell, else Welch's (efficiency_method in the CSV)."
+    " hold every clean run of the smaller cell, else Welch's (efficiency_method in the CSV). It is"
+    " a ratio of geometric means, so it may differ a little from dividing the printed rates."
 )
 
 

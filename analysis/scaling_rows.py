@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analysis.derive import Measures
 from analysis.devices import is_cpu
 from analysis.efficiency import efficiency
 from analysis.groups import Cell, Group, throughput
 from analysis.reference import ScalingReference, label_of
 from analysis.reported import Reported
 from analysis.table import Value
+from harness.metrics import gpu_hours_per_epoch
 from harness.stats import MIN_SETTLED_LENGTH
 
 FACTOR = "gpus"
@@ -29,9 +31,8 @@ FIELDS = (
 class _Means:
     """Means over the clean runs of a cell; null where nothing is known."""
 
-    step_time_s: float | None
+    tokens_per_step: float | None
     data_wait_share: float | None
-    gpu_hours_per_epoch: float | None
     mfu: float | None
     joules_per_token: float | None
 
@@ -56,7 +57,6 @@ def blank(**known: Value) -> dict[str, Value]:
 def _cell_row(group: Group, cell: Cell) -> dict[str, Value]:
     rate = throughput(cell)
     base = group.baseline
-    share = efficiency(cell, base, (FACTOR,)) if base else None
     means = _means(cell)
     first = (cell.clean or cell.runs)[0]
     peaks = [m.peak_memory_bytes for m in cell.runs if m.peak_memory_bytes is not None]
@@ -79,13 +79,15 @@ def _cell_row(group: Group, cell: Cell) -> dict[str, Value]:
     )
     if rate is None:
         return row
-    hours = means.gpu_hours_per_epoch
+    # From the mean rate, not means of their own: tokens/s x step time = global tokens on every row.
+    hours = _gpu_hours(first.epoch_tokens, cell.world_size, rate.estimate)
+    tokens = means.tokens_per_step
     row |= {
         "tokens_per_second": rate.estimate,
         "ci_low": rate.low,
         "ci_high": rate.high,
         "tokens_per_second_per_gpu": rate.estimate / cell.world_size,
-        "step_time_s": means.step_time_s,
+        "step_time_s": None if tokens is None else tokens / rate.estimate,
         "epoch_hours": None if hours is None else hours / cell.world_size,
         "gpu_hours_per_epoch": hours,
         "data_wait_pct": _pct(means.data_wait_share),
@@ -97,24 +99,40 @@ def _cell_row(group: Group, cell: Cell) -> dict[str, Value]:
         "joules_per_token": means.joules_per_token,
         "energy_method": first.energy_method,
     }
-    if share is not None and base is not None:
-        row |= {
-            "efficiency_pct": _pct(share.estimate),
-            "efficiency_ci_low": _pct(share.low),
-            "efficiency_ci_high": _pct(share.high),
-            "efficiency_method": share.method.value,
-            "efficiency_n": share.n,
-            "baseline_gpus": base.world_size,
-        }
+    if base is not None:
+        row |= _efficiency_fields(cell, base)
     return row
+
+
+def _efficiency_fields(cell: Cell, base: Cell) -> dict[str, Value]:
+    share = efficiency(cell, base, (FACTOR,))
+    if share is None:
+        return {}
+    return {
+        "efficiency_pct": _pct(share.estimate),
+        "efficiency_ci_low": _pct(share.low),
+        "efficiency_ci_high": _pct(share.high),
+        "efficiency_method": share.method.value,
+        "efficiency_n": share.n,
+        "baseline_gpus": base.world_size,
+    }
+
+
+def _tokens_per_step(m: Measures) -> float | None:
+    if m.tokens_per_second is None or m.step_time_s is None:
+        return None
+    return m.tokens_per_second * m.step_time_s
+
+
+def _gpu_hours(epoch_tokens: int | None, world_size: int, rate: float) -> float | None:
+    return None if epoch_tokens is None else gpu_hours_per_epoch(world_size, epoch_tokens, rate)
 
 
 def _means(cell: Cell) -> _Means:
     runs = cell.clean
     return _Means(
-        step_time_s=_mean([m.step_time_s for m in runs]),
+        tokens_per_step=_mean([_tokens_per_step(m) for m in runs]),
         data_wait_share=_mean([m.data_wait_share for m in runs]),
-        gpu_hours_per_epoch=_mean([m.gpu_hours_per_epoch for m in runs]),
         mfu=_mean([m.mfu.value for m in runs]),
         joules_per_token=_mean([m.joules_per_token for m in runs]),
     )

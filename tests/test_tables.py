@@ -64,12 +64,25 @@ def test_every_row_has_origin_and_label_and_measured_rows_their_columns(golden_o
     for name in NAMES:
         for row in rows_of(golden_out / f"{name}.csv"):
             assert row["origin"] in {"reference", "measured"}
-            assert row["label"] in {"abstract", "secondary", "real", "emulated", "replay"}
+            # inferred: states of published traces, told by other signs than watts.
+            known = {"abstract", "secondary", "inferred", "real", "emulated", "replay"}
+            assert row["label"] in known
     for row in rows_of(golden_out / "scaling.csv"):
         if row["origin"] == "measured" and row["status"] != "not_measured":
             assert row["machine"]
             assert int(row["n"]) >= 0
             assert (row["ci_low"] == "") == (int(row["n"]) < 2)
+
+
+def test_rate_times_step_time_is_the_global_batch_on_every_row(golden_out: Path) -> None:
+    """Means of rates and of step times broke it as soon as runs differed by 7 %."""
+    with (golden_out / "scaling.csv").open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r["step_time_s"]]
+    assert rows
+    for row in rows:
+        tokens = float(row["tokens_per_second"]) * float(row["step_time_s"])
+        whole = round(tokens / 256) * 256
+        assert tokens == pytest.approx(whole, rel=0.005)
 
 
 def test_the_sixteen_gpu_row_of_both_kinds_is_secondary(golden_out: Path) -> None:

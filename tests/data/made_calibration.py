@@ -18,11 +18,11 @@ PERIOD_S = 0.1
 class Run:
     """One run being made: its clock, its writers and its meter."""
 
-    def __init__(self, root, config, *, world_size, is_real):
+    def __init__(self, root, config, *, world_size, is_real, start_unix_s):
         self.run_dir = RunDir(root)
         self.run_dir.create()
         self.config = config
-        self.now_s = T0
+        self.now_s = start_unix_s
         self.is_real = is_real
         self.events = {
             rank: JsonlWriter(self.run_dir.events(f"rank{rank:05d}")) for rank in range(world_size)
@@ -74,7 +74,8 @@ def make_run(root, manifest, config, *, repeat=0, is_real=False, leave_out=()):
         leave_out: (rank, window) pairs whose end is never written.
     """
     world_size = manifest.trial.world_size
-    run = Run(root, config, world_size=world_size, is_real=is_real)
+    start_unix_s = T0 + 1003.7 * repeat
+    run = Run(root, config, world_size=world_size, is_real=is_real, start_unix_s=start_unix_s)
     write_json(run.run_dir.manifest, manifest)
     for rank in range(world_size):
         run.say(EventKind.RANK_STARTED, rank, host=HOST, local_rank=rank, pid=1)

@@ -152,7 +152,10 @@ def _meta(
         date=datetime.fromtimestamp(first.t_unix_s, tz=UTC).date().isoformat(),
         window_s=_WINDOW_S,
         seed=int(first.config["experiment"]["design"]["seed"]),
-        notes=_table_notes(recordings[0] if recordings else None, windows),
+        notes=(
+            *_table_notes(recordings[0] if recordings else None, windows),
+            *_smoothing_notes(manifests),
+        ),
     )
 
 
@@ -174,6 +177,11 @@ def _table_notes(
         if phases:
             notes.append(f"{said}: {', '.join(phases)}")
     return tuple(notes)
+
+
+def _smoothing_notes(manifests: Sequence[Manifest]) -> tuple[str, ...]:
+    smoothed = any(g.power_smoothing for m in manifests for host in m.hosts for g in host.gpus)
+    return ("power smoothing was on: an idle GPU may burn watts on purpose",) if smoothed else ()
 
 
 def _device(manifests: Sequence[Manifest], runs: Sequence[PhaseRun]) -> str:

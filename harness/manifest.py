@@ -89,6 +89,11 @@ def check_devices(config: RunConfig, plan: planning.Plan, host: HostInfo) -> Non
             " fewer with gpus=N, see the plan with plan=true, or run it on CPU ranks with"
             " on=laptop gpus=2"
         )
+    if config.task is Task.CALIBRATE and any(gpu.mig_enabled for gpu in host.gpus):
+        raise LaunchError(
+            "MIG is on: an instance has no watts of its own, so there is no table to be made;"
+            " turn MIG off, or pick GPUs without it with CUDA_VISIBLE_DEVICES"
+        )
     num_nodes = max(trial.num_nodes for trial in plan.trials)
     if num_nodes > 1:
         raise LaunchError(

@@ -221,7 +221,7 @@ def made_traces():
 
 
 @pytest.fixture
-def make_calibration(
+def make_calibration(  # noqa: PLR0917 - fixtures
     tmp_path, compose_config, make_manifest, make_summary, make_host, make_code, make_gpu
 ):
     """Write the records of a calibration campaign that nobody ran; gives its folder.

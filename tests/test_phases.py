@@ -207,6 +207,7 @@ def make_load(calibration, spin_kernel=None):
     load = GpuLoad(
         calibration,
         matmul=lambda: calls.update(["matmul"]),
+        matmul_once=lambda: calls.update(["matmul_once"]),
         copy=lambda: calls.update(["copy"]),
         payload=torch.zeros(1),
         spin_kernel=spin_kernel,
@@ -214,7 +215,8 @@ def make_load(calibration, spin_kernel=None):
     return load, calls
 
 
-def test_burns_launch_their_own_kernel(calibration, cuda, monkeypatch):
+@pytest.mark.usefixtures("cuda")
+def test_burns_launch_their_own_kernel(calibration, monkeypatch):
     load, calls = make_load(calibration)
     now = ticking(monkeypatch, 0.01)
     load.compute(0.1)
@@ -224,11 +226,12 @@ def test_burns_launch_their_own_kernel(calibration, cuda, monkeypatch):
     assert calls["copy"] > 3
 
 
-def test_a_starved_gpu_works_for_the_declared_share_of_the_time(calibration, cuda, monkeypatch):
+@pytest.mark.usefixtures("cuda")
+def test_a_starved_gpu_works_for_the_declared_share_of_the_time(calibration, monkeypatch):
     load, calls = make_load(calibration)
     ticking(monkeypatch, 0.01)
     load.starve(5.0)
-    share = calls["matmul"] * 0.01 / 5.0
+    share = calls["matmul_once"] * 0.01 / 5.0
     declared = calibration.starved_burst_s / (
         calibration.starved_burst_s + calibration.starved_wait_s
     )
@@ -246,7 +249,8 @@ def test_only_a_gpu_without_peers_emulates_its_collective(calibration):
     assert alone._spin_kernel.asked == ["hold"]
 
 
-def test_a_launch_is_repeated_until_it_fills_its_time(cuda, monkeypatch):
+@pytest.mark.usefixtures("cuda")
+def test_a_launch_is_repeated_until_it_fills_its_time(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(gpu_load.time, "perf_counter", lambda: now[0])
     calls = []
@@ -282,10 +286,16 @@ class FakeDriver:
 
 
 @pytest.fixture
-def kernel(monkeypatch, cuda):
+def kernel(monkeypatch):
     """Make the spin kernel on a fake driver; gives kernel and driver."""
     real_ones = torch.ones
-    monkeypatch.setattr(torch, "ones", lambda *a, pin_memory, **k: real_ones(*a, **k))
+
+    def unpinned_ones(*sizes, pin_memory, dtype):
+        assert pin_memory
+        return real_ones(*sizes, dtype=dtype)
+
+    monkeypatch.setattr(torch, "ones", unpinned_ones)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _device: "side")
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
     stream = SimpleNamespace(cuda_stream=77)
@@ -352,8 +362,9 @@ def rank_alone(monkeypatch):
     monkeypatch.setattr(calibrate_worker.torch, "set_num_threads", lambda _count: None)
 
 
+@pytest.mark.usefixtures("rank_alone")
 def test_a_worker_writes_begin_and_end_of_every_window(
-    tmp_path, rank_alone, compose_config, make_manifest, make_trial
+    tmp_path, compose_config, make_manifest, make_trial
 ):
     config = compose_config(
         "experiment=calibration",

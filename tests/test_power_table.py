@@ -40,7 +40,7 @@ def test_every_window_holds_only_readings_after_settling(replayed):
     assert bare == pytest.approx([100.0] * 6, abs=1.0)
 
 
-def test_readings_before_settling_do_hold_what_was_before(replayed, compose_config):
+def test_readings_before_settling_do_hold_what_was_before(replayed):
     (root,) = runs_of(replayed)
     settled = read_phase_run(root).windows
     for path in root.glob("events/rank*.jsonl"):
@@ -144,6 +144,12 @@ def test_on_one_gpu_the_collective_is_emulated_and_the_save_is_the_writers(make_
     assert (State.CHECKPOINT, None) in labels
     assert (State.CHECKPOINT_OR_DEADLOCK, None) not in labels
     assert "emulated: collective_wait" in table.provenance.notes
+
+
+def test_power_smoothing_is_noted(make_calibration, make_gpu):
+    folder = make_calibration("gpus=1", is_real=True, gpus=(make_gpu(0, power_smoothing=True),))
+    (note,) = [n for n in calibrate_runs(runs_of(folder)).table.provenance.notes if "smooth" in n]
+    assert "may burn watts" in note
 
 
 def test_a_replay_is_marked_replay_only_not_emulated(make_calibration):

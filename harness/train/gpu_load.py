@@ -36,13 +36,18 @@ class GpuLoad:
         calibration: CalibrationConfig,
         *,
         matmul: Callable[[], None],
+        matmul_once: Callable[[], object],
         copy: Callable[[], None],
         payload: torch.Tensor,
         spin_kernel: SpinKernel | None,
     ) -> None:
-        """Store what does the work; ``spin_kernel`` is null where there are peers to wait for."""
+        """Store what does the work; ``spin_kernel`` is null where there are peers to wait for.
+
+        ``matmul`` and ``copy`` fill a launch, ``matmul_once`` ends soon after it was begun.
+        """
         self._calibration = calibration
         self._matmul = matmul
+        self._matmul_once = matmul_once
         self._copy = copy
         self._payload = payload
         self._spin_kernel = spin_kernel
@@ -58,7 +63,7 @@ class GpuLoad:
     def starve(self, until_s: float) -> None:
         """Multiply matrices for a burst, then leave the GPU without work, over and over."""
         while time.monotonic() < until_s:
-            burn(self._matmul, min(until_s, time.monotonic() + self._calibration.starved_burst_s))
+            burn(self._matmul_once, min(until_s, time.monotonic() + self._calibration.starved_burst_s))
             sleep_until(min(until_s, time.monotonic() + self._calibration.starved_wait_s))
 
     def spin(self, until_s: float) -> None:
@@ -93,10 +98,17 @@ def open_gpu_load(calibration: CalibrationConfig, topology: Topology) -> GpuLoad
     product = torch.empty_like(left)
     source = torch.randn(elements, device=device)
     target = torch.empty_like(source)
-    matmul = _repeated(lambda: torch.mm(left, right, out=product))
-    copy = _repeated(lambda: torch.mul(source, 1.0001, out=target))
-    spin_kernel = SpinKernel(device) if topology.world_size == 1 else None
-    load = GpuLoad(calibration, matmul=matmul, copy=copy, payload=payload, spin_kernel=spin_kernel)
+    def multiply() -> torch.Tensor:
+        return torch.mm(left, right, out=product)
+
+    load = GpuLoad(
+        calibration,
+        matmul=_repeated(multiply),
+        matmul_once=multiply,
+        copy=_repeated(lambda: torch.mul(source, 1.0001, out=target)),
+        payload=payload,
+        spin_kernel=SpinKernel(device) if topology.world_size == 1 else None,
+    )
     load.join()
     return load
 
@@ -118,7 +130,7 @@ def matmul_side(wanted: int, budget_bytes: int) -> int:
     return side
 
 
-def burn(launch: Callable[[], None], until_s: float) -> None:
+def burn(launch: Callable[[], object], until_s: float) -> None:
     """Launch until the monotonic clock shows ``until_s``, one launch ahead of the device."""
     before: torch.cuda.Event | None = None
     while time.monotonic() < until_s:

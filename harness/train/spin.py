@@ -56,6 +56,7 @@ class SpinKernel:
         Raises:
             LaunchError: the driver does not take it.
         """
+        self._flag = torch.zeros(1, dtype=torch.int32, device=device)  # makes the context current
         try:
             self._driver = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -66,7 +67,6 @@ class SpinKernel:
         self._check(
             self._driver.cuModuleGetFunction(ctypes.byref(self._function), module, b"spin_on_flag")
         )
-        self._flag = torch.zeros(1, dtype=torch.int32, device=device)
         self._one = torch.ones(1, dtype=torch.int32, pin_memory=True)
         # Not the current stream: what is queued behind the spin never runs.
         self._setter = torch.cuda.Stream(device)

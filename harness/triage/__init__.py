@@ -1,0 +1,1 @@
+"""Triage by board watts: windows, states, episodes, jobs; pure, on streams of samples."""

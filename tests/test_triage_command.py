@@ -175,3 +175,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(write, monkeypatch):
     monkeypatch.setattr("harness.triage.as_text.print_sections", close)
     monkeypatch.setattr(command.os, "dup2", lambda *_: None)
     assert command.main([str(write("bare idle"))]) == 0
+
+
+def test_the_recipe_stands_on_a_line_of_its_own_and_can_be_copied(tmp_path, capsys):
+    """It was wrapped in the middle of a column name."""
+    path = tmp_path / "no_power.csv"
+    path.write_text("timestamp, utilization.gpu [%]\n2026/01/01 00:00:00.000, 5 %\n")
+    assert command.main([str(path)]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    (recipe,) = [line for line in lines if line.startswith("nvidia-smi ")]
+    assert recipe.endswith("> gpus.csv")
+    assert "power.draw.average" in recipe

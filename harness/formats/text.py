@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.errors import FormatError
 from harness.formats.recipe import refusal
 
 HEAD_BYTES = 64 * 1024
@@ -68,7 +69,7 @@ class TextSource:
             with path.open("rb") as file:
                 self._is_gzip = file.read(2) == _GZIP
         except OSError as error:
-            raise refusal(path, f"cannot be read ({error.strerror})") from error
+            raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
 
     @cached_property
     def encoding(self) -> str:

@@ -8,6 +8,7 @@ from typing import TextIO
 from harness.triage.report import Grid, Section
 
 _WIDTH = 100
+_COMMAND_FOLLOWS = "record a usable file with: "
 
 
 def to_markdown(sections: Sequence[Section], *, picture: str | None = None) -> str:
@@ -39,8 +40,11 @@ def print_sections(sections: Sequence[Section], file: TextIO, *, width: int | No
         console.print(Text(section.title, style="bold"))
         for line in section.lines:
             indent = 2 + len(line) - len(line.lstrip())
-            text = Text(line.strip(), style=_style(line))
+            said, mark, command = line.partition(_COMMAND_FOLLOWS)
+            text = Text(said.lstrip() + mark.rstrip(), style=_style(line))
             console.print(Padding(text, (0, 0, 0, indent), expand=False))
+            if command:  # on one line, whatever the width, so that it can be copied
+                console.print(Text(command), soft_wrap=True)
         if section.grid is not None and section.grid.rows:
             table = Table(box=None, padding=(0, 1, 0, 1), header_style="dim", pad_edge=True)
             for name, align in zip(section.grid.columns, _alignments(section.grid), strict=True):

@@ -43,8 +43,8 @@ _COLOURS = {
 _OTHER = "#333333"
 _FOOTNOTE = (
     "Bars: percentiles 5 to 95 of one-second windows, ticks: medians; dashed: thresholds between"
-    f" neighbours with 95 % intervals;\ndotted: the enforced limit.  {DAGGER} secondary: from a"
-    " third party's summary of the report."
+    " neighbours, shaded: their intervals as\nthe table gives them; dotted: the enforced limit. "
+    f" {DAGGER} secondary: from a third party's summary of the report."
 )
 
 

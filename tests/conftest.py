@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+import os
 from pathlib import Path
 
 import hypothesis
@@ -29,7 +30,8 @@ from harness.record.schema import (
 )
 
 # No test is timed: on a busy machine an example may take long.
-hypothesis.settings.register_profile("wattline", deadline=None)
+# In CI the same examples every time; anywhere else new ones, which is where bugs are found.
+hypothesis.settings.register_profile("wattline", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("wattline")
 
 

@@ -150,3 +150,14 @@ def test_a_missing_second_line_is_not_taken_from_the_next_gpu(tmp_path: Path) ->
     (batch,) = stream.batches()
     assert batch.power_w.tolist() == [22.0]
     assert sum(stream.account().rows_dropped.values()) == 2
+
+
+def test_a_time_is_not_lent_to_a_later_table(tmp_path: Path) -> None:
+    """One table's box lost its line, the next its time: its watts came with the time before."""
+    first = table(0, gpu(), gpu(1)).replace("| NVIDIA-SMI", "# NVIDIA-SMI")
+    second = table(1, gpu(power="99W"), gpu(1, power="99W"))
+    damaged = "#" + second[1:]
+    stream = open_stream(write(tmp_path, table(5, gpu()) + first + damaged + table(7, gpu())))
+    watts = np.concatenate([batch.power_w for batch in stream.batches()])
+    assert 99.0 not in watts
+    assert len(watts) == 2

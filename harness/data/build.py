@@ -94,8 +94,9 @@ def prepare_store(
         cache_dir: Holds tokenizers and stores.
 
     Raises:
-        DataError: the corpus or tokenizer cannot be used, the vocabulary is larger than the
-            model's, the disk is full, or a store that is there is damaged (names the shard).
+        DataError: the corpus or tokenizer cannot be used, the text does not fill one block, the
+            vocabulary is larger than the model's, the disk is full, or a store that is there is
+            damaged (names the shard).
         MissingExtraError: tokenizing without the ``train`` extra.
     """
     if corpus.tokenizer is None:
@@ -113,7 +114,9 @@ def prepare_store(
     )
     folder = _store_folder(cache_dir, scanned, source.tokenizer_hash, sequence_length)
     built = not folder.exists() and _build_alone(source, folder, vocab_size)
-    _check_vocab(corpus, read_index(folder).vocab_size, vocab_size)
+    known = read_index(folder)
+    _check_vocab(corpus, known.vocab_size, vocab_size)
+    _check_tokens(known.num_tokens, sequence_length)
     with BlockStore.open(folder, vocab_size=vocab_size) as store:
         store.verify()
     return _info(folder, store.index, built=built)
@@ -173,6 +176,15 @@ def _check_vocab(corpus: CorpusConfig, found: int, vocab_size: int) -> None:
         f" model.vocab_size={vocab_size}; use a smaller tokenizer, or leave corpus.tokenizer out"
         f" and set corpus.bpe_vocab_size={vocab_size}"
     )
+
+
+def _check_tokens(num_tokens: int, sequence_length: int) -> None:
+    if num_tokens < sequence_length:
+        raise DataError(
+            f"the corpus has {num_tokens} tokens, less than one block of"
+            f" train.sequence_length={sequence_length}; give it more text, raise corpus.max_bytes"
+            " if that is set, or use a smaller train.sequence_length"
+        )
 
 
 def _scan_file(corpus: CorpusConfig, files: tuple[CorpusFile, ...], cache_dir: Path) -> Path:
@@ -244,6 +256,7 @@ def _build(source: _Source, folder: Path, vocab_size: int) -> None:
         shards, num_tokens = write_blocks(partial / BLOCKS_NAME, chunks, sequence_length=length)
         if hasher.result() != source.scanned:
             raise DataError("the corpus changed while it was read; run again")
+        _check_tokens(num_tokens, length)
         index = StoreIndex(
             schema_version=STORE_SCHEMA_VERSION,
             dealing=Dealing.GLOBAL,

@@ -58,8 +58,8 @@ class CorpusHasher:
 
     def add(self, name: str, data: bytes) -> None:
         """Take one document: the name of its file and its UTF-8 text."""
-        header = f"{len(name)}:{name}:{len(data)}:"
-        self._sha256.update(header.encode())
+        # fsencode: a name need not be UTF-8.
+        self._sha256.update(b"%d:%b:%d:" % (len(name), os.fsencode(name), len(data)))
         self._sha256.update(data)
         self._num_documents += 1
         self._num_bytes += len(data)
@@ -131,15 +131,19 @@ def scan(corpus: CorpusConfig, files: Iterable[CorpusFile]) -> CorpusScan:
     """Read the whole corpus once: its hash and counts, and proof that it can be read.
 
     Raises:
-        DataError: a document cannot be read, or all are empty.
+        DataError: a document cannot be read, or none has anything but blanks.
     """
     hasher = CorpusHasher()
-    for _ in iterate_documents(corpus, files, hasher):
-        pass
-    result = hasher.result()
-    if result.num_documents == 0:
-        raise DataError(f"corpus.path={_root(corpus)}: every document in it is empty")
-    return result
+    has_text = False
+    for text in iterate_documents(corpus, files, hasher):
+        has_text = has_text or not text.isspace()
+    if not has_text:
+        within = "" if corpus.max_bytes is None else f" within corpus.max_bytes={corpus.max_bytes}"
+        raise DataError(
+            f"corpus.path={_root(corpus)}: has no text: every document{within} is empty or blank;"
+            " put text there or name another folder"
+        )
+    return hasher.result()
 
 
 def fingerprint(corpus: CorpusConfig, files: Iterable[CorpusFile]) -> str:
@@ -163,7 +167,10 @@ def _root(corpus: CorpusConfig) -> Path:
         return Path(sysconfig.get_path("stdlib"))
     root = Path(corpus.path).expanduser().absolute()
     if not root.exists():
-        raise DataError(f"corpus.path={corpus.path}: no such folder")
+        raise DataError(
+            f"corpus.path={corpus.path}: no such folder ({root});"
+            " set corpus.path=DIR to a folder of text"
+        )
     if not root.is_dir():
         raise DataError(f"corpus.path={corpus.path}: is a file; name the folder that holds it")
     return root
@@ -192,7 +199,10 @@ def _describe(path: Path, root: Path) -> CorpusFile:
     try:
         status = path.stat()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+        what = f"link to {path.readlink()}: " if path.is_symlink() else ""
+        raise DataError(
+            f"cannot read {path}: {what}{error.strerror}; mend it or take it out of the corpus"
+        ) from error
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: not a regular file; move it out of the corpus")
     return CorpusFile(

@@ -5,6 +5,7 @@ A file that cannot be read as what its suffix says is an error that names the pl
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,9 +55,11 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[str]:
     offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _text_of_line(f"{path}:{number}", line, offset, text_field)
-            offset += len(line)
+            body = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            offset += len(line) - len(body)
+            if body.strip():
+                yield _text_of_line(f"{path}:{number}", body, offset, text_field)
+            offset += len(body)
 
 
 def _text_of_line(where: str, line: bytes, offset: int, text_field: str) -> str:
@@ -103,8 +106,17 @@ def _rows(path: Path, text_field: str, file: Any) -> Iterator[str]:
 
 
 def _text(where: str, text_field: str, value: object) -> str:
+    if value is None:
+        raise DataError(
+            f"{where}: field {text_field!r} is null, and nothing is passed over silently;"
+            " take out every such line or row: jq -c 'select(.FIELD != null)' for .jsonl,"
+            " DataFrame.dropna(subset=[FIELD]) for .parquet"
+        )
     if not isinstance(value, str):
-        raise DataError(f"{where}: field {text_field!r} is {type(value).__name__}, expected text")
+        raise DataError(
+            f"{where}: field {text_field!r} is {type(value).__name__}, expected text;"
+            " name the one with the text: corpus.text_field=NAME"
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:

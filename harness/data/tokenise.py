@@ -13,12 +13,14 @@ import json
 import os
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.data.background import call_interruptibly
 from harness.errors import DataError, MissingExtraError
 
 EOS_TOKENS = (
@@ -38,6 +40,9 @@ BPE_MIN_VOCAB_SIZE = 257
 BPE_SAMPLE_BYTES = 8_000_000
 """Training reads about this much text at most; see :func:`train_bpe`."""
 
+BPE_MAX_WORD_BYTES = 256
+"""Training cuts longer words into pieces of this size; see :func:`train_bpe`."""
+
 _BATCH_CHARS = 1 << 20
 
 
@@ -56,12 +61,13 @@ class Tokeniser:
     def encode(self, documents: Iterable[str]) -> Iterator[NDArray[np.int32]]:
         """Yield the token ids of each document, in order, encoded in batches on all cores.
 
-        Memory is that of one batch, about a megabyte of text or the largest document.
+        Memory is that of one batch, about a megabyte of text or the largest document. Time grows
+        with the text alone, however long its words: 3 MB without a blank take seconds.
         """
+        encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
         with _parallelism():
             for batch in _batches(documents):
-                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-                for encoding in encodings:
+                for encoding in call_interruptibly(partial(encode, batch)):
                     yield np.array(encoding.ids, dtype=np.int32)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
@@ -80,14 +86,12 @@ def locate_tokeniser(setting: str) -> Path:
         return path
     if not path.is_dir():
         raise DataError(
-            f"corpus.tokenizer={setting}: no such file or folder; expected a tokenizer.json"
-            " or a folder that holds one"
+            f"corpus.tokenizer={setting}: no such file or folder; name a tokenizer.json or the"
+            " folder that holds one, or leave corpus.tokenizer out and one is trained on the corpus"
         )
     if not (path / "tokenizer.json").is_file():
         raise DataError(
-            f"corpus.tokenizer={setting}: the folder has no tokenizer.json; convert it with:"
-            ' python -c "from transformers import AutoTokenizer;'
-            f" AutoTokenizer.from_pretrained('{setting}').save_pretrained('{setting}')\""
+            f"corpus.tokenizer={setting}: the folder has no tokenizer.json; {_conversion(path)}"
         )
     return path / "tokenizer.json"
 
@@ -117,7 +121,10 @@ def load_tokeniser(path: Path) -> Tokeniser:
     try:
         tokenizer = Tokenizer.from_buffer(_read(path))
     except ValueError as error:
-        raise DataError(f"{path}: not a tokenizers file: {error}") from error
+        raise DataError(
+            f"{path}: not a tokenizers file: {error}; if other tokenizer files lie beside it,"
+            f" {_conversion(path.parent)}; otherwise fetch the file again"
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -128,7 +135,9 @@ def train_bpe(documents: Iterable[str], *, num_bytes: int, vocab_size: int) -> s
     """Train a byte-level BPE and give its tokenizer.json.
 
     Of a corpus above ``BPE_SAMPLE_BYTES`` every k-th document is read, k chosen so that about that
-    much remains: time stays bounded and the sample is the same on every machine.
+    much remains: time stays bounded and the sample is the same on every machine. What lies between
+    two blanks is cut, for training only, into pieces of ``BPE_MAX_WORD_BYTES``: the time is
+    quadratic in the longest word, and no token of use is longer.
 
     Args:
         documents: The whole corpus.
@@ -149,7 +158,10 @@ def train_bpe(documents: Iterable[str], *, num_bytes: int, vocab_size: int) -> s
             f" {BPE_MIN_VOCAB_SIZE} entries"
         )
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # After ByteLevel every character stands for a byte.
+    cut = pre_tokenizers.FixedLength(length=BPE_MAX_WORD_BYTES)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([byte_level, cut])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -157,9 +169,18 @@ def train_bpe(documents: Iterable[str], *, num_bytes: int, vocab_size: int) -> s
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
+    texts = list(_sample(documents, num_bytes))
     with _parallelism():
-        tokenizer.train_from_iterator(_sample(documents, num_bytes), trainer)
+        call_interruptibly(partial(tokenizer.train_from_iterator, texts, trainer))
+    tokenizer.pre_tokenizer = byte_level
     return tokenizer.to_str()
+
+
+def _conversion(folder: Path) -> str:
+    return (
+        'convert it with: python -c "from transformers import AutoTokenizer;'
+        f" AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')\""
+    )
 
 
 def _sample(documents: Iterable[str], num_bytes: int) -> Iterator[str]:
@@ -218,7 +239,7 @@ def _named_eos(path: Path) -> str | None:
     try:
         named = json.loads(_read(beside)).get("eos_token")
     except (ValueError, AttributeError) as error:
-        raise DataError(f"{beside}: not a JSON object: {error}") from error
+        raise DataError(f"{beside}: not a JSON object: {error}; mend or remove it") from error
     if isinstance(named, dict):
         named = named.get("content")
     return named if isinstance(named, str) else None

@@ -31,6 +31,8 @@ NAME = "nvidia-smi table"
 
 CUT = "GPU of a table without its readings"
 NO_TIME = "GPU of a table whose time is missing or damaged"
+_BANNER_REACH = 3
+"""Lines from a time to the box that it belongs to: a rule, at times a blank line between."""
 
 _BANNER = re.compile(
     r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3} [ \d]\d \d{2}:\d{2}:\d{2}(?: [A-Z]{2,5})? \d{4}\s*"
@@ -126,6 +128,7 @@ class _Tables:
         self._num_tables = 0
         self._pending: re.Match[str] | None = None
         self._has_banner = False
+        self._lines_since_banner = 0
         self._is_trusted = False
         self._last_index = -1
         self._names: dict[int, str] = {}
@@ -143,6 +146,7 @@ class _Tables:
 
     def _line(self, line: Line, rows: Rows) -> None:
         text = line.text
+        self._lines_since_banner += 1
         if line.torn:
             # What is missing beside it may be the next table's time.
             self._pending = None
@@ -152,7 +156,8 @@ class _Tables:
             self._banner(text.strip(), rows)
         elif _SMI.fullmatch(text):
             self._cut()
-            self._is_trusted = self._has_banner or self._period_s is not None
+            is_own = self._lines_since_banner <= _BANNER_REACH
+            self._is_trusted = (self._has_banner and is_own) or self._period_s is not None
             self._has_banner = False
             self._last_index = -1
             self._tables.append([])
@@ -174,6 +179,7 @@ class _Tables:
         except CellError:
             return
         self._has_banner = True
+        self._lines_since_banner = 0
         if second != self._second:
             self._release(rows)
             self._second = second

@@ -63,7 +63,10 @@ class GpuLoad:
     def starve(self, until_s: float) -> None:
         """Multiply matrices for a burst, then leave the GPU without work, over and over."""
         while time.monotonic() < until_s:
-            burn(self._matmul_once, min(until_s, time.monotonic() + self._calibration.starved_burst_s))
+            burn(
+                self._matmul_once,
+                min(until_s, time.monotonic() + self._calibration.starved_burst_s),
+            )
             sleep_until(min(until_s, time.monotonic() + self._calibration.starved_wait_s))
 
     def spin(self, until_s: float) -> None:
@@ -98,6 +101,7 @@ def open_gpu_load(calibration: CalibrationConfig, topology: Topology) -> GpuLoad
     product = torch.empty_like(left)
     source = torch.randn(elements, device=device)
     target = torch.empty_like(source)
+
     def multiply() -> torch.Tensor:
         return torch.mm(left, right, out=product)
 

@@ -107,7 +107,8 @@ def _run(argv: Sequence[str]) -> int:
     from rich.console import Console
 
     from harness import plan as planning
-    from harness.config import RunConfig, Task, check
+    from harness.checks import check
+    from harness.config import RunConfig, Task
     from harness.parse import parse
 
     config = parse(RunConfig, compose(argv))

@@ -4,13 +4,13 @@ import pytest
 import yaml
 
 from harness.__main__ import config_root
+from harness.checks import check
 from harness.config import (
     CorpusConfig,
     LauncherConfig,
     ModelConfig,
     OnConfig,
     PowerConfig,
-    check,
 )
 from harness.parse import parse
 from harness.plan import make_plan

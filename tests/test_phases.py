@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.config import CalibrationPhase, check
+from harness.checks import check
+from harness.config import CalibrationPhase
 from harness.errors import ConfigError, LaunchError, RecordError
 from harness.parse import to_plain
 from harness.record.read import read_events

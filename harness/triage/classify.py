@@ -55,7 +55,9 @@ def find_levels(windows: Windows, cuts: Cuts, utilization_pct: FloatArray) -> Le
     busy = known & (utilization_pct >= BUSY_MIN_PCT)
     between = known & ~idle & ~busy
     level[between] = Level.PARTIAL
+    # Above what a held context draws, host work is no copy beside a save: the loader starves it.
     is_copying = between & low & (utilization_pct <= HOST_MAX_PCT) & ~find_bursts(windows, cuts)
+    is_copying &= ~(power_w > cuts.context_max_w)
     level[is_copying & (windows.std_w <= FLAT * power_w)] = Level.HOST
     level[(busy | between) & high & ~_is_sparse(windows, cuts, utilization_pct)] = Level.COMPUTE
     level[busy & ~high & ~low] = Level.TRANSFER if cuts.has_transfer else Level.COMPUTE

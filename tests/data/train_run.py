@@ -10,7 +10,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import harness
-from harness.config import RunConfig, check
+from harness.checks import check
+from harness.config import RunConfig
 from harness.data.build import StoreInfo, prepare_store
 from harness.parse import parse, to_plain
 from harness.record.read import read_steps

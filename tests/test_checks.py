@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.config import check
+from harness.checks import check
 from harness.errors import ConfigError
 from harness.parse import parse, to_plain
 

@@ -138,6 +138,27 @@ def test_a_vocabulary_above_the_models_names_both_keys(corpus_dir, cache):
         prepare(corpus, cache, vocab_size=270)
 
 
+def test_text_that_does_not_fill_one_block_is_refused(corpus_dir, cache):
+    """A few words trained happily on one block of filler and gave a row in the table."""
+    shutil.rmtree(corpus_dir / "b")
+    (corpus_dir / "a.txt").write_text("one two")
+    message = r"has \d tokens, less than one block of train\.sequence_length=16; give it more text"
+    with pytest.raises(DataError, match=message):
+        prepare(config(corpus_dir), cache)
+    assert leftovers(cache) == []
+    info = prepare(config(corpus_dir), cache, sequence_length=2)
+    assert info.num_tokens >= 2
+
+
+def test_a_store_of_less_than_a_block_from_earlier_is_refused(corpus_dir, cache, monkeypatch):
+    (corpus_dir / "a.txt").write_text("one two")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_check_tokens", lambda *_: None)
+        prepare(config(corpus_dir), cache, sequence_length=4096)
+    with pytest.raises(DataError, match=r"less than one block of train\.sequence_length=4096"):
+        prepare(config(corpus_dir), cache, sequence_length=4096)
+
+
 def test_a_damaged_store_is_refused_with_its_shard(corpus_dir, cache):
     info = prepare(config(corpus_dir), cache)
     file = info.path / "blocks.i32"

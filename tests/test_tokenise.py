@@ -1,5 +1,8 @@
+import contextlib
 import json
 import os
+import random
+import signal
 import sys
 
 import numpy as np
@@ -93,6 +96,48 @@ def test_a_large_corpus_is_sampled_by_whole_documents(monkeypatch):
     assert list(tokenise._sample(iter(["x" * 1000, "y"]), 300)) == ["x" * 300]
 
 
+def test_long_words_are_cut_for_training_and_only_there():
+    """One word of 3 MB kept the training busy for more than nine minutes."""
+    word = "".join(random.Random(0).choices("abcdefghij", k=20_000))
+    whole = json.loads(trained([word], vocab_size=4096))
+    pieces = [word[i : i + 256] for i in range(0, len(word), 256)]
+    assert whole == json.loads(trained(pieces, vocab_size=4096))
+    assert whole["pre_tokenizer"]["type"] == "ByteLevel"
+
+
+@pytest.mark.parametrize("text", ["x" * 255, "x" * 256, "naïve café ☕ " * 100])
+def test_words_up_to_the_limit_train_as_ever(text, monkeypatch):
+    with_limit = trained([text])
+    monkeypatch.setattr(tokenise, "BPE_MAX_WORD_BYTES", 1 << 20)
+    assert trained([text]) == with_limit
+
+
+@contextlib.contextmanager
+def counted_alarms():
+    """Count how often a signal handler ran while the block did, at 200 signals a second."""
+    heard: list[int] = []
+    previous = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    try:
+        yield heard
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_signals_are_heard_during_training_and_encoding(bpe):
+    """Ctrl-C and SIGTERM were ignored: native code held the main thread until it was done."""
+    text = "".join(random.Random(0).choices("abcdefghij", k=400_000))
+    with counted_alarms() as heard:
+        trained([text], vocab_size=1000)
+    assert len(heard) > 10
+    tokeniser = load_tokeniser(bpe)
+    with counted_alarms() as heard:
+        (ids,) = tokeniser.encode([text])
+    assert len(heard) > 10
+    assert tokeniser.decode(ids) == text
+
+
 def test_a_vocabulary_that_cannot_hold_every_byte_is_refused():
     with pytest.raises(DataError, match=r"corpus\.bpe_vocab_size=256: .*at least 257"):
         trained(vocab_size=256)
@@ -114,14 +159,14 @@ def test_a_folder_without_tokenizer_json_names_the_conversion(tmp_path):
     with pytest.raises(DataError, match=r"AutoTokenizer\.from_pretrained") as caught:
         locate_tokeniser(str(tmp_path))
     assert f"save_pretrained('{tmp_path}')" in str(caught.value)
-    with pytest.raises(DataError, match="no such file or folder"):
+    with pytest.raises(DataError, match=r"no such file or folder; .*leave corpus\.tokenizer"):
         locate_tokeniser(str(tmp_path / "nowhere"))
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text('{"version": "1.0"}')
-    with pytest.raises(DataError, match="not a tokenizers file"):
+    with pytest.raises(DataError, match=r"not a tokenizers file: .*; fetch it again, or .*convert"):
         load_tokeniser(path)
     with pytest.raises(DataError, match="cannot read"):
         load_tokeniser(tmp_path / "gone.json")

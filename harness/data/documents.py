@@ -87,7 +87,8 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[str]:
     except ImportError as error:
         raise MissingExtraError("pyarrow", "train") from error
     try:
-        with parquet.ParquetFile(path) as file:
+        # Opened here: pyarrow takes no name that is not UTF-8.
+        with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
             names = file.schema_arrow.names
             if text_field not in names:
                 raise DataError(_no_field(f"{path}", text_field, list(names)))
@@ -109,8 +110,8 @@ def _text(where: str, text_field: str, value: object) -> str:
     if value is None:
         raise DataError(
             f"{where}: field {text_field!r} is null, and nothing is passed over silently;"
-            " take out every such line or row: jq -c 'select(.FIELD != null)' for .jsonl,"
-            " DataFrame.dropna(subset=[FIELD]) for .parquet"
+            f" take out every such line or row: jq -c 'select(.[\"{text_field}\"] != null)' for"
+            f" .jsonl, pandas.DataFrame.dropna(subset=[{text_field!r}]) for .parquet"
         )
     if not isinstance(value, str):
         raise DataError(

@@ -122,8 +122,8 @@ def load_tokeniser(path: Path) -> Tokeniser:
         tokenizer = Tokenizer.from_buffer(_read(path))
     except ValueError as error:
         raise DataError(
-            f"{path}: not a tokenizers file: {error}; if other tokenizer files lie beside it,"
-            f" {_conversion(path.parent)}; otherwise fetch the file again"
+            f"{path}: not a tokenizers file: {error}; fetch it again, or where other tokenizer"
+            f" files lie beside it, remove it and {_conversion(path.parent)}"
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -296,7 +296,9 @@ def estimate(corpus, cache):
 
 
 def test_an_estimate_is_exact_once_the_store_is_there(corpus_dir, cache):
-    num_blocks, exact = estimate(config(corpus_dir), cache)
+    found = estimate(config(corpus_dir), cache)
+    assert found is not None
+    num_blocks, exact = found
     assert not exact
     assert num_blocks == round(sum(map(len, TEXTS.values())) / 3.46 / 16)
     info = prepare(config(corpus_dir), cache)

@@ -130,11 +130,11 @@ def test_signals_are_heard_during_training_and_encoding(bpe):
     text = "".join(random.Random(0).choices("abcdefghij", k=400_000))
     with counted_alarms() as heard:
         trained([text], vocab_size=1000)
-    assert len(heard) > 10
+    assert len(heard) > 3
     tokeniser = load_tokeniser(bpe)
     with counted_alarms() as heard:
         (ids,) = tokeniser.encode([text])
-    assert len(heard) > 10
+    assert len(heard) > 3
     assert tokeniser.decode(ids) == text
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+FAULT_NOTE = "readings that are a fault (ERR!, GPU requires reset)"
+"""How the note of an account begins that counts faults: another thing than a missing reading."""
+
+
 class PowerKind(StrEnum):
     """Which of a meter's readings a row holds; two kinds are never mixed in one table."""
 

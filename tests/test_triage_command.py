@@ -186,3 +186,66 @@ def test_the_recipe_stands_on_a_line_of_its_own_and_can_be_copied(tmp_path, caps
     (recipe,) = [line for line in lines if line.startswith("nvidia-smi ")]
     assert recipe.endswith("> gpus.csv")
     assert "power.draw.average" in recipe
+
+
+def _rows(num_ticks, cell):
+    """A log of four GPUs at work; ``cell(tick, gpu)`` gives power, utilization and MIG mode."""
+    lines = ["timestamp, index, power.draw [W], utilization.gpu [%], mig.mode.current"]
+    for tick in range(num_ticks):
+        stamp = f"2026/01/01 00:{tick // 60:02d}:{tick % 60:02d}.000"
+        lines += [f"{stamp}, {gpu}, " + ", ".join(cell(tick, gpu)) for gpu in range(4)]
+    return "\n".join(lines) + "\n"
+
+
+def test_mig_in_a_column_of_its_own_is_refused(tmp_path, capsys):
+    """Only names and uuids were looked at: a MIG log was called healthy."""
+    path = tmp_path / "mig.csv"
+    path.write_text(_rows(60, lambda *_: ("400.00 W", "[N/A]", "Enabled")))
+    assert command.main([str(path)]) == 2
+    assert "MIG is enabled" in capsys.readouterr().out
+    path.write_text(_rows(60, lambda *_: ("400.00 W", "100 %", "Disabled")))
+    assert command.main([str(path), "--limit", "700"]) == 0
+
+
+@pytest.mark.parametrize("fault", ["ERR!", "[GPU requires reset]"])
+def test_a_gpu_in_fault_is_named_and_never_healthy(tmp_path, capsys, fault):
+    """Its row was a missing reading like any other, and the job was called healthy."""
+
+    def cell(tick, gpu):
+        broken = gpu == 2 and tick >= 60
+        return (fault if broken else "600.00 W", "0 %" if broken else "100 %", "Disabled")
+
+    path = tmp_path / "fault.csv"
+    path.write_text(_rows(180, cell))
+    assert command.main([str(path), "--limit", "700", "--json"]) == 1
+    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (job["verdict"], job["odd_gpus"]) == ("wedged", [":2"])
+
+
+def test_milliwatts_without_a_unit_are_not_read_as_watts(tmp_path, capsys):
+    """681220 became 681 kW, and full compute was told as communication."""
+    path = tmp_path / "milliwatts.csv"
+    path.write_text(
+        "timestamp, index, power.draw, utilization.gpu\n"
+        + "".join(
+            f"2026/01/01 00:{t // 60:02d}:{t % 60:02d}.000, 0, 681220, 100\n" for t in range(90)
+        )
+    )
+    assert command.main([str(path)]) == 2
+    assert "no usable row" in capsys.readouterr().out
+
+
+def test_look_again_is_not_followed_by_nothing(tmp_path, capsys):
+    """A log that ends in a wait was told to be looked at again, and then: nothing."""
+
+    def cell(tick, gpu):
+        if tick < 120:
+            return ("600.00 W", "100 %", "Disabled")
+        return ("150.00 W", "0 %" if gpu == 1 else "100 %", "Disabled")
+
+    path = tmp_path / "wait.csv"
+    path.write_text(_rows(150, cell))
+    assert command.main([str(path), "--limit", "700"]) == 0
+    out = capsys.readouterr().out
+    assert "look again" in out
+    assert "next: nothing" not in out

@@ -183,8 +183,8 @@ def _in_range(value: float, quantity: Quantity) -> bool:
     return value >= 0.0
 
 
-MAX_POWER_W = 1e6
-"""No device, node or rack row in a file draws more: milliwatts read as watts would."""
+MAX_POWER_W = 2e4
+"""No device and no node draws more; the milliwatts of a busy GPU, read as watts, do."""
 
 
 class TimeKind(Enum):

@@ -20,7 +20,7 @@ from harness.formats.layout import QUANTITIES, Column, Device, Layout, Role, lay
 from harness.formats.positional import PositionalTicks
 from harness.formats.text import Line, TextSource
 from harness.formats.ticks import GpuTable, Ledger, Options
-from harness.samples import GpuId, SampleBatch
+from harness.samples import FAULT_NOTE, GpuId, SampleBatch
 
 PART_BYTES = 64 * 1024
 TORN = "row cut short (no line end, or NUL bytes inside)"
@@ -28,7 +28,7 @@ BEFORE_HEADER = "line before the header"
 NOT_A_ROW = "wrong number of cells"
 BAD_CELL = "a cell that is no reading"
 NO_READING = "row of a table without power"
-FAULTS = "readings that are a fault (ERR!, GPU requires reset)"
+FAULTS = FAULT_NOTE
 
 
 def split_cells(text: str, delimiter: str) -> list[str]:

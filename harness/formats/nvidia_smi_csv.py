@@ -32,7 +32,22 @@ def open_file(source: TextSource, options: Options, why: str) -> ReaderStream:
     Raises:
         FormatError: it cannot be triaged.
     """
-    return open_table(source, options, _shape(source), format_name=NAME, why=why)
+    shape = _shape(source)
+    if _is_mig(source.head, shape):
+        raise refusal(
+            source.path,
+            "MIG is enabled: its instances have neither utilization nor watts of their own",
+        )
+    return open_table(source, options, shape, format_name=NAME, why=why)
+
+
+def _is_mig(head: Head, shape: Shape) -> bool:
+    names = [name.strip().lower() for name in shape.layout.header]
+    if "mig.mode.current" not in names:
+        return False
+    column = names.index("mig.mode.current")
+    rows = (line.split(",") for line in head.lines)
+    return any(len(row) > column and row[column].strip() == "Enabled" for row in rows)
 
 
 def _shape(source: TextSource) -> Shape:

@@ -57,6 +57,7 @@ def next_steps(job: JobResult) -> tuple[str, ...]:
     last = job.stalls[-1] if job.stalls else None
     waits = last is not None and last.outcome is Outcome.OPEN
     if last is not None and waits and last.state is State.CHECKPOINT_OR_DEADLOCK:
+        steps = [step for step in steps if step != "nothing"]
         steps.insert(
             0,
             f"it waited at the end, for {last.observed_s:.0f} s so far: a save, or a hang when it"

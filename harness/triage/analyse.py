@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.samples import Account
+from harness.samples import FAULT_NOTE, Account
 from harness.triage.assign import find_shares, find_states
 from harness.triage.bands import Table
 from harness.triage.classify import (
@@ -110,7 +110,22 @@ def job_evidence(collected: Collected, analysis: Analysis, job: JobAnalysis) -> 
         is_wedged_at_end=_is_wedged_at_end(gpu, analysis.levels[rows]),
         can_tell_hangs=not any(account.is_aggregated for account in accounts),
         num_windows=max(int(m.sum()) for m in masks.values()),
+        faulty_s=_faulty_seconds(accounts, masks, windows.power_w[rows], seconds),
     )
+
+
+def _faulty_seconds(
+    accounts: Sequence[Account],
+    masks: Mapping[int, BoolArray],
+    power_w: FloatArray,
+    seconds: FloatArray,
+) -> dict[int, float]:
+    """Seconds without watts per GPU, where a file says that its meters report faults."""
+    notes = [note for account in accounts for note in account.notes]
+    if not any(note.startswith(FAULT_NOTE) for note in notes):
+        return {}
+    blind = ~np.isfinite(power_w)
+    return {gpu: float(seconds[mask & blind].sum()) for gpu, mask in masks.items()}
 
 
 def accounts_of(collected: Collected, job: JobAnalysis) -> tuple[Account, ...]:

@@ -40,6 +40,7 @@ class JobEvidence:
         is_wedged_at_end: Whether a GPU was wedged when it was last seen.
         can_tell_hangs: False for averages over a trainer's step, in which no hang can be seen.
         num_windows: Windows of the GPU that has most.
+        faulty_s: GPU -> seconds without a reading in a file whose meters report faults.
     """
 
     seconds: Mapping[State, float]
@@ -48,6 +49,7 @@ class JobEvidence:
     is_wedged_at_end: bool
     can_tell_hangs: bool
     num_windows: int
+    faulty_s: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ def judge(evidence: JobEvidence) -> Judgement:
     if evidence.num_windows < MIN_WINDOWS:
         return _say(Verdict.UNKNOWN, f"fewer than {MIN_WINDOWS} windows of it were seen")
     found = _judge_hang(evidence) if evidence.can_tell_hangs else None
-    return found or _judge_shares(evidence)
+    return found or _judge_faults(evidence) or _judge_shares(evidence)
 
 
 def lost_gpu_hours(evidence: JobEvidence) -> float:
@@ -99,6 +101,15 @@ def _judge_hang(evidence: JobEvidence) -> Judgement | None:
         why = f"its GPUs waited for {stall.observed_s:.0f} s and then went on"
         return _say(Verdict.STALLED_SAVE, why, stall.odd, stall)
     return _judge_wedged(evidence) if is_wedged else None
+
+
+def _judge_faults(evidence: JobEvidence) -> Judgement | None:
+    faulty = [gpu for gpu, seconds in evidence.faulty_s.items() if seconds >= _WEDGED_S]
+    if not faulty:
+        return None
+    longest_s = max(evidence.faulty_s[gpu] for gpu in faulty)
+    why = f"a meter reads a fault (ERR!, GPU requires reset) for {longest_s:.0f} s"
+    return _say(Verdict.WEDGED, why, faulty)
 
 
 def _judge_wedged(evidence: JobEvidence) -> Judgement:

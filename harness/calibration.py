@@ -84,8 +84,9 @@ def describe(calibrated: Calibrated) -> tuple[str, ...]:
         lines.append("no window was held out: three windows a phase are the least for a score")
     else:
         lines.append(
-            f"on {result.num_held_out} held-out windows of one second: F1 {watts.macro_f1:.2f} by"
-            f" watts and this table, {baseline.macro_f1:.2f} by utilization alone"
+            f"on {result.num_held_out} held-out windows of one second ({result.table.label}):"
+            f" F1 {watts.macro_f1:.2f} by watts and this table, {baseline.macro_f1:.2f} by"
+            " utilization alone"
         )
     return (*lines, *calibrated.notes)
 
